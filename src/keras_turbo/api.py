@@ -1,0 +1,145 @@
+"""The public switches: enable, disable, stock scope, and lowering by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from keras_turbo import config
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+def enable(mode: str = "on", check: str = "first") -> None:
+    """Run Keras layers as lowered programs from now on, also those already built.
+
+    Calling it again only changes the options. On another backend than torch, or on an
+    unsupported version, it says so once on stderr and changes nothing.
+
+    Args:
+        mode: `"on"`, `"strict"` (a fallback raises `FallbackError`) or `"off"`.
+        check: when results are compared with stock Keras: `"off"`, `"first"`, `"always"`.
+
+    Raises:
+        ValueError: for an unknown mode or check.
+
+    Example:
+
+    >>> import keras_turbo
+    >>> keras_turbo.enable()
+    >>> keras_turbo.is_enabled()
+    True
+    """
+    options = config.resolve(mode, check)
+    if options.mode == "off":
+        disable()
+        return
+    problem = _problem()
+    if problem is not None:
+        _say_once(f"keras_turbo: not active: {problem}.")
+        return
+    from keras_turbo import patch
+
+    patch.install(options)
+
+
+def disable() -> None:
+    """Put stock Keras back; every patched attribute is the identical object again.
+
+    Example:
+
+    >>> import keras_turbo
+    >>> keras_turbo.disable()
+    >>> keras_turbo.is_enabled()
+    False
+    """
+    patch = sys.modules.get("keras_turbo.patch")
+    if patch is not None:
+        patch.remove()
+
+
+def is_enabled() -> bool:
+    """Whether the patches are in force."""
+    patch = sys.modules.get("keras_turbo.patch")
+    return patch is not None and bool(patch.ledger())
+
+
+@contextlib.contextmanager
+def stock() -> Iterator[None]:
+    """Run stock Keras inside this block, in this thread.
+
+    Example:
+
+    >>> import keras_turbo
+    >>> with keras_turbo.stock():
+    ...     pass
+    """
+    from keras_turbo import dispatch
+
+    with dispatch.guard_stock():
+        yield
+
+
+def lower(layer_or_model: Any, training: bool = False) -> fx.GraphModule:
+    """The program of a built layer or model as a module of its own.
+
+    Args:
+        layer_or_model: a built `keras.layers.Layer`.
+        training: which of its programs.
+
+    Returns:
+        A `torch.fx.GraphModule` that takes the layer's input tensors, one by one, and whose
+        parameters are the Keras variables' own `torch.nn.Parameter` objects.
+
+    Raises:
+        ValueError: if the layer is not built or cannot be lowered, with the reason.
+
+    Example:
+
+    >>> import keras, keras_turbo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> module = keras_turbo.lower(model)
+    >>> print(len(list(module.parameters())))
+    2
+    """
+    from keras_turbo import rules
+    from keras_turbo.declared import declared_kind
+    from keras_turbo.fallback import Decline, layer_path
+    from keras_turbo.program import build
+
+    rules.load()
+    try:
+        return build(layer_or_model, declared_kind(layer_or_model, training)).module()
+    except Decline as declined:
+        raise ValueError(
+            f"keras_turbo.lower: '{layer_path(layer_or_model)}' of class "
+            f"{type(layer_or_model).__name__} cannot be lowered: {declined}."
+        ) from declined
+
+
+def _problem() -> str | None:
+    try:
+        from keras_turbo import compat
+    except ImportError as error:
+        return _import_problem(error)
+    return compat.unsupported()
+
+
+def _import_problem(error: ImportError) -> str:
+    keras = sys.modules.get("keras")
+    config_module = getattr(keras, "config", None)
+    if config_module is not None and config_module.backend() != "torch":
+        return f"the Keras backend is '{config_module.backend()}', not 'torch'"
+    return f"this Keras or torch is not supported ({error})"
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        print(text, file=sys.stderr)

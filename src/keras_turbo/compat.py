@@ -1,0 +1,153 @@
+"""The only file that touches `keras.src` or private torch names.
+
+Everything the package needs from the inside of Keras and torch is looked up here, once,
+so that a new release breaks one file and not twenty.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from typing import Any
+
+import torch
+from keras.src import backend, tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.keras_tensor import KerasTensor
+from keras.src.backend.common.variables import AutocastScope
+from keras.src.backend.torch import core as torch_core
+from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
+from keras.src.layers.layer import CallContext, Layer
+from keras.src.ops.function import Function
+from keras.src.ops.operation import Operation
+from keras.src.random.seed_generator import SeedGenerator
+from torch.nn.modules import module as _torch_module
+
+__all__ = [
+    "DEFAULT_DEVICE",
+    "GLOBAL_STATE",
+    "AutocastScope",
+    "CallContext",
+    "DTypePolicyMap",
+    "Function",
+    "KerasTensor",
+    "Layer",
+    "Operation",
+    "SeedGenerator",
+    "Variable",
+    "ambient",
+    "backend",
+    "default_device",
+    "function_transform_active",
+    "global_hooks",
+    "global_hooks_active",
+    "has_hooks",
+    "is_float",
+    "storage_is_shared",
+    "to_torch_dtype",
+    "tree",
+    "unsupported",
+]
+
+Variable = torch_core.Variable
+DEFAULT_DEVICE: str = torch_core.DEFAULT_DEVICE
+GLOBAL_STATE = global_state
+
+MINIMUM_KERAS = (3, 13)
+MINIMUM_TORCH = (2, 6)
+
+
+def unsupported() -> str | None:
+    """Why this Keras or torch cannot be served, or None if it can."""
+    for name, version, minimum in (
+        ("keras", _keras_version(), MINIMUM_KERAS),
+        ("torch", torch.__version__, MINIMUM_TORCH),
+    ):
+        numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+        if numbers < minimum:
+            wanted = ".".join(map(str, minimum))
+            return f"{name} {version} is older than {wanted}"
+    if backend.backend() != "torch":
+        return f"the Keras backend is '{backend.backend()}', not 'torch'"
+    return None
+
+
+def _keras_version() -> str:
+    import keras
+
+    version = getattr(keras, "__version__", None)
+    return version if isinstance(version, str) else metadata.version("keras")
+
+
+def ambient() -> dict[str, Any]:
+    """This thread's scopes, as Keras keeps them."""
+    return global_state.GLOBAL_STATE_TRACKER.__dict__
+
+
+def default_device() -> torch.device:
+    """The device on which Keras places tensors outside any device scope."""
+    device = torch.device(DEFAULT_DEVICE)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def to_torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype for a Keras dtype name."""
+    return torch_core.to_torch_dtype(dtype)
+
+
+def is_float(dtype: torch.dtype) -> bool:
+    """Whether Keras counts `dtype` as a floating-point dtype."""
+    return backend.is_float_dtype(backend.standardize_dtype(dtype))
+
+
+global_hooks = tuple(
+    getattr(_torch_module, name)
+    for name in (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
+
+
+def global_hooks_active() -> bool:
+    """Whether any hook is registered for all torch modules."""
+    return any(global_hooks)
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a forward, pre-forward or backward hook is registered on `module`."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+_peek_transform = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+_mode_depth = torch._C._len_torch_dispatch_stack
+_function_mode_depth = torch._C._len_torch_function_stack
+
+
+def function_transform_active() -> bool:
+    """Whether a torch.func transform, a jit trace or a torch mode is active."""
+    return (
+        _peek_transform() is not None
+        or _tracing_state() is not None
+        or _mode_depth() > 0
+        or _function_mode_depth() > 0
+    )
+
+
+def storage_is_shared(tensor: torch.Tensor) -> bool:
+    """Whether another tensor or array may view the storage of `tensor`."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.numel() * tensor.element_size() or not storage.resizable():
+        return True
+    # One reference is the tensor's own, one is held by `storage` above.
+    return torch._C._storage_Use_Count(storage._cdata) > 2

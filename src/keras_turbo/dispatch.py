@@ -1,0 +1,269 @@
+"""The hot path: from the patched `Layer.__call__` to a program, or to stock Keras.
+
+`call` looks through the layer's inline cache. Each entry is a compiled guard with its
+program behind it. Whatever is not served there goes through `miss`, which lowers, counts
+and falls back.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from keras_turbo import barrier, compat, fallback, guard
+from keras_turbo.config import Options
+from keras_turbo.fallback import QUIET, Decline, Reason
+from keras_turbo.guard import MISS
+from keras_turbo.program import Program, build, relayout
+from keras_turbo.specs import kind_of, map_leaves
+
+MAX_ENTRIES = 16
+
+is_compiling = torch.compiler.is_compiling
+stock_call: Callable[..., Any]
+options = Options()
+caches: weakref.WeakSet[InlineCache] = weakref.WeakSet()
+
+
+class InlineCache:
+    """A layer's short list of guarded programs, and why it has none where it has none.
+
+    Copying or pickling a layer never copies its programs.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self.entries: tuple[Callable[..., Any], ...] = ()
+        self.programs: tuple[Program, ...] = ()
+        self.declined: Decline | None = None
+        self.permanent = False
+        self.lowered_count = 0
+        self.owner = weakref.ref(layer)
+        caches.add(self)
+
+    def add(self, program: Program, entry: Callable[..., Any]) -> None:
+        self.programs = (program, *self.programs)
+        self.entries = (entry, *self.entries)
+
+    def discard(self, program: Program) -> None:
+        keep = [i for i, p in enumerate(self.programs) if p is not program]
+        self.entries = tuple(self.entries[i] for i in keep)
+        self.programs = tuple(self.programs[i] for i in keep)
+        self.lowered_count = max(0, self.lowered_count - 1)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a Keras layer: its program where the guard passes, else stock Keras."""
+    if is_compiling():
+        from keras_turbo.compiling import call_while_compiling
+
+        return call_while_compiling(self, args, kwargs)
+    cache = self._keras_turbo
+    if cache is not None:
+        for entry in cache.entries:
+            try:
+                outputs = entry(args, kwargs)
+            except Exception as error:
+                return _recover(self, cache, entry, error, args, kwargs)
+            if outputs is not MISS:
+                return outputs
+    return miss(self, args, kwargs)
+
+
+def miss(layer: Any, args: Any, kwargs: Any) -> Any:
+    """Serve a call that no entry served: lower it, or run stock Keras and say why."""
+    if guard.thread_state.stock or getattr(layer, "_lock", True):
+        return stock_call(layer, *args, **kwargs)
+    if _symbolic(args, kwargs):
+        return stock_call(layer, *args, **kwargs)
+    reason = guard.ambient_reason()
+    if reason is not None:
+        return fall_back(layer, args, kwargs, *reason)
+    if not layer.built:
+        return stock_call(layer, *args, **kwargs)
+    converted = _from_numpy(layer, args, kwargs)
+    if converted is not None:
+        return call(layer, *converted[0], **converted[1])
+    cache = layer.__dict__.get("_keras_turbo")
+    if cache is None:
+        cache = layer.__dict__["_keras_turbo"] = InlineCache(layer)
+    declined = cache.declined
+    if declined is not None:
+        if not _reconsider(layer, declined):
+            return fall_back(layer, args, kwargs, declined.reason, declined.detail)
+        cache.declined = None
+        barrier.changed(layer, "hooks")
+    try:
+        program, entry = _lower(layer, cache, args, kwargs)
+    except Decline as problem:
+        return fall_back(layer, args, kwargs, problem.reason, problem.detail)
+    return _first_call(layer, cache, program, entry, args, kwargs)
+
+
+_PER_CALL = frozenset(
+    {Reason.INPUT, Reason.STRUCTURE, Reason.SHAPE, Reason.MASK, Reason.DEVICE, Reason.POLYMORPHIC}
+)
+"""Reasons that lie in one call's arguments and say nothing about the next call."""
+
+
+def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> tuple[Program, Any]:
+    with barrier.lock:
+        kind = kind_of_call(layer, args, kwargs)
+        if cache.lowered_count >= MAX_ENTRIES:
+            raise Decline(Reason.POLYMORPHIC)
+        try:
+            program = build(layer, kind)
+        except Decline as problem:
+            if problem.reason not in _PER_CALL:
+                cache.declined = problem
+            raise
+        relayout(program)
+        barrier.protect(program)
+        entry = guard.compile_entry(program, layer)
+        cache.lowered_count += 1
+        cache.add(program, entry)
+        layer.__dict__["_called"] = True
+    return program, entry
+
+
+def kind_of_call(layer: Any, args: Any, kwargs: Any) -> Any:
+    """The kind of a real call of a layer, in the current surroundings."""
+    ambient = compat.ambient()
+    context = ambient.get("current_call_ctx")
+    scope = ambient.get("autocast_scope")
+    home = compat.default_device()
+
+    def static_axes(position: int, tensor: Any) -> frozenset[int]:
+        if tensor.device != home:
+            raise Decline(Reason.DEVICE, f"an input is on {tensor.device}")
+        return axes_to_guard(layer, position, tensor.ndim, tensor.dtype)
+
+    return kind_of(
+        tuple(layer._call_signature.parameters),
+        args,
+        kwargs,
+        static_axes,
+        context_training=None if context is None else context.get_value("training"),
+        autocast=None if scope is None else str(scope.dtype),
+        autocast_dtype=None
+        if scope is None or scope.dtype is None
+        else compat.to_torch_dtype(scope.dtype),
+    )
+
+
+def axes_to_guard(layer: Any, position: int, rank: int, dtype: torch.dtype) -> frozenset[int]:
+    """The axes of an input whose size the layer's own checks or weights depend on."""
+    axes: set[int] = set()
+    specs = compat.tree.flatten(layer.input_spec) if layer.input_spec else []
+    if position < len(specs) and specs[position] is not None:
+        spec = specs[position]
+        axes.update(int(axis) % rank for axis in spec.axes or {} if -rank <= int(axis) < rank)
+        if spec.shape is not None and len(spec.shape) == rank:
+            axes.update(axis for axis, size in enumerate(spec.shape) if size is not None)
+    elif not specs and rank > 1 and dtype.is_floating_point and layer.weights:
+        axes.add(rank - 1)
+    return frozenset(axes)
+
+
+def fall_back(layer: Any, args: Any, kwargs: Any, reason: Reason, detail: str = "") -> Any:
+    """Run stock Keras and count why; raise instead in strict mode."""
+    if options.strict and reason not in QUIET:
+        raise fallback.strict_error(layer, reason, detail)
+    fallback.record(layer, reason, detail)
+    return stock_call(layer, *args, **kwargs)
+
+
+def _reconsider(layer: Any, declined: Decline) -> bool:
+    """Whether the state that made a layer decline is gone."""
+    if declined.reason is Reason.HOOKS:
+        return not compat.has_hooks(layer)
+    return False
+
+
+def _symbolic(args: Any, kwargs: Any) -> bool:
+    return any(
+        isinstance(leaf, compat.KerasTensor) for leaf in compat.tree.flatten((args, kwargs))
+    )
+
+
+def _from_numpy(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """The arguments with arrays converted as stock Keras converts them, if there are any."""
+    found = False
+    functional = isinstance(layer, compat.Function) or getattr(layer, "_functional", None)
+
+    def convert(item: Any) -> Any:
+        nonlocal found
+        if type(item) is not np.ndarray:
+            return item
+        found = True
+        if functional or not layer._convert_input_args:
+            return compat.backend.convert_to_tensor(item)
+        return layer.dtype_policy.convert_input(item, layer.autocast, layer.input_dtype)
+
+    try:
+        converted = map_leaves(convert, (args, kwargs))
+    except (TypeError, ValueError):
+        return None
+    return converted if found else None
+
+
+def _first_call(
+    layer: Any, cache: InlineCache, program: Program, entry: Any, args: Any, kwargs: Any
+) -> Any:
+    from keras_turbo.check import checked_call
+
+    try:
+        outputs = checked_call(layer, program, entry, args, kwargs)
+    except Exception as error:
+        return _recover(layer, cache, entry, error, args, kwargs)
+    if outputs is MISS:
+        return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
+    return outputs
+
+
+def _recover(
+    layer: Any, cache: InlineCache, entry: Any, error: Exception, args: Any, kwargs: Any
+) -> Any:
+    """A program raised: let stock Keras raise its own error, or own up to the bug."""
+    if isinstance(error, fallback.FallbackError):
+        raise error
+    with guard_stock():
+        outputs = stock_call(layer, *args, **kwargs)
+    reason = error.reason if isinstance(error, Decline) else Reason.ERROR
+    detail = f"{type(error).__name__}: {error}"
+    for program, known in zip(cache.programs, cache.entries, strict=True):
+        if known is entry:
+            barrier.deopt(program)
+    cache.declined = Decline(reason, detail)
+    if options.strict:
+        raise fallback.strict_error(layer, reason, detail) from error
+    fallback.record(layer, reason, detail)
+    warnings.warn(
+        f"keras_turbo: the program of layer '{fallback.layer_path(layer)}' failed where stock "
+        f"Keras did not ({detail}). It runs stock from now on; please report this.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return outputs
+
+
+class guard_stock:  # noqa: N801, used like a function
+    """Run stock Keras in this thread."""
+
+    def __enter__(self) -> None:
+        self.outer = guard.thread_state.stock
+        guard.thread_state.stock = True
+
+    def __exit__(self, *exc: object) -> None:
+        guard.thread_state.stock = self.outer

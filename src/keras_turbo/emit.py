@@ -1,0 +1,152 @@
+"""Writing a graph out as one Python function.
+
+The function refers to parameters and C functions as globals of its own, so that calling it
+costs nothing but the torch operations; each intermediate is dropped after its last use.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.graph import magic_methods
+
+_INFIX = {
+    getattr(operator, name): template
+    for name, template in magic_methods.items()
+    if hasattr(operator, name)
+}
+_NAMED_TYPES = (torch.dtype, torch.device, torch.memory_format, torch.layout)
+_PLAIN = (bool, int, str, type(None))
+
+
+class _Names:
+    """Global names of the generated function and the objects behind them."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self.taken = taken
+        self.values: dict[str, Any] = {}
+        self._by_id: dict[int, str] = {}
+
+    def of(self, value: Any, hint: str) -> str:
+        known = self._by_id.get(id(value))
+        if known is not None:
+            return known
+        hint = hint if hint.isidentifier() and not keyword.iskeyword(hint) else "constant"
+        name, count = hint, 1
+        while name in self.taken or name in self.values or hasattr(builtins, name):
+            name, count = f"{hint}_{count}", count + 1
+        self.values[name] = value
+        self._by_id[id(value)] = name
+        return name
+
+
+def function(graph: fx.Graph, constants: dict[str, Any]) -> tuple[str, Callable[..., Any]]:
+    """The source of a graph and the compiled function.
+
+    Args:
+        graph: a finished graph with an output node.
+        constants: the tensor behind each `get_attr` node, by name.
+    """
+    names = _Names({node.name for node in graph.nodes} | set(constants))
+    names.values.update(constants)
+    last_use: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            last_use[used] = node
+    freed: dict[fx.Node, list[str]] = {}
+    for used, user in last_use.items():
+        if used.op in ("call_function", "call_method") and user.op != "output":
+            freed.setdefault(user, []).append(_name(used))
+
+    parameters = [node.name for node in graph.nodes if node.op == "placeholder"]
+    lines = [f"def program({', '.join(parameters)}):"]
+    for node in graph.nodes:
+        text = _statement(node, names)
+        if text is None:
+            continue
+        drop = [name for name in freed.get(node, ()) if name != node.name]
+        if drop:
+            text += f"; {' = '.join(drop)} = None"
+        lines.append("    " + text)
+    source = "\n".join(lines) + "\n"
+    namespace = dict(names.values)
+    exec(compile(source, "<keras_turbo program>", "exec"), namespace)
+    return source, namespace["program"]
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "get_attr" else node.name
+
+
+def _statement(node: fx.Node, names: _Names) -> str | None:
+    if node.op in ("placeholder", "get_attr"):
+        return None
+    if node.op == "output":
+        return f"return {_argument(node.args[0], names)}"
+    expression = _expression(node, names)
+    return f"{node.name} = {expression}" if node.users else expression
+
+
+def _expression(node: fx.Node, names: _Names) -> str:
+    target: Any = node.target
+    if node.op == "call_method":
+        return f"{_argument(node.args[0], names)}.{target}({_arguments(node, names, 1)})"
+    if target is getattr and not node.kwargs and len(node.args) == 2:
+        return f"{_argument(node.args[0], names)}.{node.args[1]}"
+    if target is operator.getitem:
+        return f"{_argument(node.args[0], names)}[{_subscript(node.args[1], names)}]"
+    if target in _INFIX and not node.kwargs:
+        return _INFIX[target].format(*(_argument(a, names) for a in node.args))
+    hint = getattr(target, "__name__", type(target).__name__)
+    return f"{names.of(target, hint)}({_arguments(node, names, 0)})"
+
+
+def _arguments(node: fx.Node, names: _Names, start: int) -> str:
+    parts = [_argument(item, names) for item in node.args[start:]]
+    parts += [f"{key}={_argument(item, names)}" for key, item in node.kwargs.items()]
+    return ", ".join(parts)
+
+
+def _subscript(item: Any, names: _Names) -> str:
+    if isinstance(item, tuple) and item:
+        return ", ".join(_subscript(entry, names) for entry in item) + (
+            "," if len(item) == 1 else ""
+        )
+    if isinstance(item, slice):
+        start, stop, step = (
+            "" if part is None else _argument(part, names)
+            for part in (item.start, item.stop, item.step)
+        )
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+    return _argument(item, names)
+
+
+def _argument(item: Any, names: _Names) -> str:
+    if isinstance(item, fx.Node):
+        return _name(item)
+    if type(item) in _PLAIN:
+        return repr(item)
+    if isinstance(item, float):
+        return repr(item) if item == item and abs(item) != float("inf") else f"float('{item}')"
+    if isinstance(item, list):
+        return "[" + ", ".join(_argument(entry, names) for entry in item) + "]"
+    if isinstance(item, tuple):
+        inner = ", ".join(_argument(entry, names) for entry in item)
+        return f"({inner},)" if len(item) == 1 else f"({inner})"
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{k!r}: {_argument(v, names)}" for k, v in item.items()) + "}"
+    if isinstance(item, slice):
+        parts = (_argument(part, names) for part in (item.start, item.stop, item.step))
+        return f"slice({', '.join(parts)})"
+    if item is Ellipsis:
+        return "..."
+    if isinstance(item, _NAMED_TYPES):
+        hint = str(item).split(".")[-1]
+        return names.of(item, hint)
+    return names.of(item, type(item).__name__.lower())

@@ -1,0 +1,21 @@
+"""Passes: pure rewrites from graph to graph that keep every result equal.
+
+Each pass is one function in a file of its own. They run in the order below, on every
+program, after its effects have been appended.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from keras_turbo.passes.dead_code import remove_dead_code
+from keras_turbo.passes.in_place import reuse_owned_memory
+from keras_turbo.passes.no_ops import remove_no_ops
+
+PASSES = (remove_no_ops, remove_dead_code, reuse_owned_memory)
+
+
+def run_passes(graph: fx.Graph) -> None:
+    """Run all passes on a graph."""
+    for rewrite in PASSES:
+        rewrite(graph)

@@ -1,0 +1,90 @@
+"""In-place: write an elementwise result over its input where the program owns that input.
+
+Owned means: made by an operation of this program that returns fresh memory, used by this
+node only, and not kept for the backward pass by the operation that made it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+_FRESH_AND_UNSAVED = frozenset(
+    {
+        torch.addmm,
+        torch.mm,
+        torch.bmm,
+        torch.baddbmm,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.add,
+        torch.sub,
+        torch.batch_norm,
+        torch.layer_norm,
+        torch.group_norm,
+        torch._C._nn.linear,
+        operator.add,
+        operator.sub,
+    }
+)
+"""Functions whose result is new memory that their own gradient does not need."""
+
+_IN_PLACE: dict[Any, str] = {
+    torch.relu: "relu_",
+    torch.add: "add_",
+    operator.add: "add_",
+    torch.sigmoid: "sigmoid_",
+    torch.tanh: "tanh_",
+}
+
+_MATMULS = frozenset({torch.matmul, operator.matmul})
+
+
+def reuse_owned_memory(graph: fx.Graph) -> None:
+    """Turn elementwise operations on owned intermediates into in-place ones."""
+    for node in list(graph.nodes):
+        method = _IN_PLACE.get(node.target) if node.op == "call_function" else None
+        if method is None or not node.args or node.kwargs:
+            continue
+        owned = _owned_operand(node)
+        if owned is None:
+            continue
+        rest = [arg for arg in node.args if arg is not owned]
+        with graph.inserting_before(node):
+            replacement = graph.call_method(method, (owned, *rest))
+        replacement.meta.update(node.meta)
+        node.replace_all_uses_with(replacement)
+        graph.erase_node(node)
+
+
+def _owned_operand(node: fx.Node) -> fx.Node | None:
+    result = node.meta.get("metas")
+    if result is None:
+        return None
+    for arg in node.args:
+        if not isinstance(arg, fx.Node) or len(arg.users) != 1:
+            continue
+        if sum(other is arg for other in node.args) != 1 or not _is_fresh(arg):
+            continue
+        made = arg.meta.get("metas")
+        if made and all(
+            m.shape == r.shape and m.dtype == r.dtype for m, r in zip(made, result, strict=True)
+        ):
+            return arg
+    return None
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target == "add_"
+    if node.op != "call_function":
+        return False
+    if node.target in _MATMULS:
+        # A product with a vector or of batches may be a view of another result.
+        metas = node.meta.get("metas")
+        return bool(metas) and metas[0].ndim >= 2
+    return node.target in _FRESH_AND_UNSAVED

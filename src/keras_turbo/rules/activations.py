@@ -1,0 +1,47 @@
+"""Rules for activation functions.
+
+Keras's own functions are traced as they are, which gives exactly the torch calls that
+stock Keras makes. The commonest ones are written out, so that no helper of Keras's is in
+between. A function of the user's own is called as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from keras.src.activations import activations as keras_activations
+
+from keras_turbo import compat
+from keras_turbo.views import RandomGuard
+
+
+def _gelu(x: Any) -> Any:
+    return F.gelu(x)
+
+
+_DIRECT: dict[Any, Callable[[Any], Any]] = {
+    keras_activations.relu: torch.relu,
+    keras_activations.tanh: torch.tanh,
+    keras_activations.sigmoid: torch.sigmoid,
+    keras_activations.gelu: _gelu,
+    keras_activations.silu: F.silu,
+    keras_activations.linear: lambda x: x,
+}
+
+
+def activation(ctx: Any, function: Callable[..., Any] | None, x: Any) -> Any:
+    """Apply an activation to a traced tensor."""
+    if function is None:
+        return x
+    if isinstance(function, compat.Layer):
+        return ctx.call(function, x)
+    direct = _DIRECT.get(function)
+    if direct is not None and x.dtype.is_floating_point:
+        return direct(x)
+    if getattr(function, "__module__", "").startswith("keras.src."):
+        with RandomGuard(ctx):
+            return function(x)
+    return ctx.opaque(function, x)

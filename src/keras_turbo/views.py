@@ -1,0 +1,102 @@
+"""Stand-ins for Keras objects while Keras's own code is traced.
+
+Where a rule says that a layer's `call` can be traced as it is, the method runs with a
+`LayerView` in place of `self`: every attribute it reads is noted as an assumption,
+variables become traced values, inner layers are called through the lowering context.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from keras_turbo import compat
+from keras_turbo.fallback import Decline, Reason
+
+
+class LayerView:
+    """A layer or operation whose attribute reads become assumptions."""
+
+    def __init__(self, context: Any, target: Any) -> None:
+        object.__setattr__(self, "_view_context", context)
+        object.__setattr__(self, "_view_target", target)
+
+    @property
+    def __class__(self) -> type:
+        return type(object.__getattribute__(self, "_view_target"))
+
+    def __getattr__(self, name: str) -> Any:
+        context = object.__getattribute__(self, "_view_context")
+        target = object.__getattribute__(self, "_view_target")
+        static = inspect.getattr_static(type(target), name, None)
+        if isinstance(static, property) and static.fget is not None:
+            context.depend(target, name)
+            return view(context, static.fget(self))
+        if isinstance(static, FunctionType):
+            context.depend(target, name)
+            if name in vars(target) and name not in ("build", "quantize"):
+                raise Decline(Reason.OVERRIDE, f"{name} assigned on the instance")
+            if name == "add_loss":
+                return lambda loss: context.add_loss(target, loss)
+            return MethodType(static, self)
+        return view(context, context.read(target, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Decline(Reason.SIDE_EFFECT, f"writes self.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        context = object.__getattribute__(self, "_view_context")
+        target = object.__getattribute__(self, "_view_target")
+        if isinstance(target, compat.Layer):
+            return context.call(target, *args, **kwargs)
+        return context.call_operation(target, *args, **kwargs)
+
+
+def view(context: Any, item: Any) -> Any:
+    """The stand-in for an attribute's value."""
+    if isinstance(item, compat.Variable):
+        return context.variable(item)
+    if isinstance(item, compat.Operation):
+        return LayerView(context, item)
+    if isinstance(item, (list, tuple)) and any(
+        isinstance(entry, (compat.Variable, compat.Operation)) for entry in item
+    ):
+        return [view(context, entry) for entry in item]
+    if isinstance(item, torch.Tensor) and type(item) in (torch.Tensor, torch.nn.Parameter):
+        raise Decline(Reason.CONSTANT, "a layer attribute that is a tensor")
+    return item
+
+
+_RANDOM = frozenset(
+    getattr(torch, name)
+    for name in (
+        "normal rand randn randint rand_like randn_like randint_like randperm bernoulli "
+        "multinomial poisson"
+    ).split()
+) | {torch.Tensor.random_, torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_}
+
+
+class RandomGuard(TorchFunctionMode):
+    """Refuses random numbers while Keras's code is traced: they would become constants.
+
+    Real tensors that the traced code makes from Python numbers and arrays are noted as
+    constants of the program.
+    """
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.context = context
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _RANDOM:
+            raise Decline(Reason.UNSUPPORTED, f"random numbers ({func.__name__})")
+        result = func(*args, **(kwargs or {}))
+        if type(result) is torch.Tensor:
+            self.context.tracer.constant(result)
+        return result
