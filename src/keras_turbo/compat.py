@@ -16,6 +16,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.torch import core as torch_core
+from keras.src.backend.torch import nn as torch_nn
 from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
 from keras.src.layers.layer import CallContext, Layer
 from keras.src.ops.function import Function
@@ -43,6 +44,8 @@ __all__ = [
     "global_hooks_active",
     "has_hooks",
     "is_float",
+    "large_negative",
+    "opaque_attention",
     "storage_is_shared",
     "to_torch_dtype",
     "tree",
@@ -100,6 +103,24 @@ def to_torch_dtype(dtype: Any) -> torch.dtype:
 def is_float(dtype: torch.dtype) -> bool:
     """Whether Keras counts `dtype` as a floating-point dtype."""
     return backend.is_float_dtype(backend.standardize_dtype(dtype))
+
+
+large_negative = torch_nn._get_large_negative
+
+
+def opaque_attention(
+    ctx: Any, query: Any, key: Any, value: Any, *rest: Any
+) -> Any:
+    """Keras's own attention function as one operation of a program."""
+
+    def attention(query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        return torch_nn.dot_product_attention(query, key, value, *rest)
+
+    attention.meta = lambda query, key, value, *_: query.new_empty(  # type: ignore[attr-defined]
+        (*query.shape[:-1], value.shape[-1])
+    )
+    arguments = (query, key, value, *rest)
+    return ctx.tracer.create_proxy("call_function", attention, arguments, {})
 
 
 global_hooks = tuple(

@@ -20,7 +20,7 @@ from keras_turbo import barrier, compat, fallback, guard
 from keras_turbo.config import Options
 from keras_turbo.fallback import QUIET, Decline, Reason
 from keras_turbo.guard import MISS
-from keras_turbo.program import Program, build, relayout
+from keras_turbo.program import Program, build
 from keras_turbo.specs import kind_of, map_leaves
 
 MAX_ENTRIES = 16
@@ -128,7 +128,6 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> tuple[Prog
             if problem.reason not in _PER_CALL:
                 cache.declined = problem
             raise
-        relayout(program)
         barrier.protect(program)
         entry = guard.compile_entry(program, layer)
         cache.lowered_count += 1

@@ -18,10 +18,11 @@ import torch
 from keras_turbo import compat
 from keras_turbo.calls import call_layer
 from keras_turbo.fallback import Decline, Reason, layer_path
+from keras_turbo.layout import relayout
 from keras_turbo.specs import CallKind, FakeSizes, TensorKind, map_leaves
 from keras_turbo.stocknode import StockCall, opaque_metas, stock_metas
 from keras_turbo.tracing import Tracer, Value, VariableValue
-from keras_turbo.views import LayerView, RandomGuard, view
+from keras_turbo.views import RandomGuard, layer_view, view
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class Record:
     assigned: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     losses: list[tuple[Any, Any]] = field(default_factory=list)
     draws: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    layouts: dict[int, tuple[Any, tuple[int, ...]]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     actions: list[Callable[[], None]] = field(default_factory=list)
     stock_calls: int = 0
@@ -162,9 +162,18 @@ class LoweringContext:
         """Say that the outputs depend on random numbers, so that they cannot be compared."""
         self.record.random = True
 
+    def trace(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Trace a function of Keras's own, whose every tensor operation is torch's."""
+        with RandomGuard(self):
+            return function(*args, **kwargs)
+
     def prefer_layout(self, variable: Any, order: tuple[int, ...]) -> None:
-        """Ask that a parameter's storage be laid out with its axes in this order."""
-        self.record.layouts[id(variable)] = (variable, order)
+        """Lay a parameter's storage out with its axes in this order, outermost first.
+
+        Shape and values stay as they are. To be called before the variable is first used;
+        does nothing where anything else may share the storage.
+        """
+        relayout(variable, order)
 
     def decline(self, reason: Reason, detail: str = "") -> None:
         """Give up lowering this layer; it will run stock Keras."""
@@ -198,7 +207,7 @@ class LoweringContext:
         with RandomGuard(self):
             if found is not None:
                 return found.function(self, operation, *args, **kwargs)
-            return LayerView(self, operation).call(*args, **kwargs)
+            return layer_view(self, operation).call(*args, **kwargs)
 
     def apply(self, function: Callable[..., Any] | None, x: Any) -> Any:
         """Apply an activation: None, a Keras function, a layer, or any callable."""

@@ -8,14 +8,13 @@ parameters. `code` is exactly the source that runs.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from keras_turbo import compat, emit
+from keras_turbo import emit
 from keras_turbo.calls import is_value, mask_of
 from keras_turbo.lowering import Row, Trace
 from keras_turbo.passes import run_passes
@@ -53,7 +52,6 @@ class Program:
         self.rows: list[Row] = record.rows
         self.reads = list(record.reads.values())
         self.variables = list(record.variables.values())
-        self.layouts = list(record.layouts.values())
         self.final_training = context.training
         self.stock_calls = record.stock_calls
         self.has_effects = bool(
@@ -140,18 +138,3 @@ def build(layer: Any, kind: CallKind) -> Program:
     from keras_turbo.lowering import trace
 
     return Program(layer, kind, trace(layer, kind))
-
-
-def relayout(program: Program) -> None:
-    """Give parameters the memory order that the program's kernels want, values unchanged."""
-    for variable, order in program.layouts:
-        tensor = variable._value
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        wanted = tensor.detach().permute(order)
-        if wanted.is_contiguous() or compat.storage_is_shared(tensor.detach()):
-            continue
-        with torch.no_grad():
-            tensor.data = wanted.contiguous().permute(inverse)
-
-
-Run = Callable[..., Any]

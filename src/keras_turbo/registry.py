@@ -120,6 +120,19 @@ def rule(
     return register
 
 
+def trace_call(*classes: type, mask: Callable[..., Any] | None = None) -> None:
+    """Register classes whose `call` can be traced as Keras wrote it.
+
+    Every tensor operation of such a `call` is torch's, applied to its inputs and variables;
+    the program then holds exactly the operations that stock Keras runs.
+    """
+
+    def traced(ctx: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return ctx.trace(ctx.view(layer).call, *args, **kwargs)
+
+    rule(*classes, mask=mask)(traced)
+
+
 def rules() -> dict[type, Rule]:
     """All registered rules by class."""
     return dict(_rules)

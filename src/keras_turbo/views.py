@@ -1,13 +1,14 @@
 """Stand-ins for Keras objects while Keras's own code is traced.
 
 Where a rule says that a layer's `call` can be traced as it is, the method runs with a
-`LayerView` in place of `self`: every attribute it reads is noted as an assumption,
+stand-in in place of `self`: every attribute it reads is noted as an assumption,
 variables become traced values, inner layers are called through the lowering context.
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,42 +19,57 @@ from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
 
 
-class LayerView:
-    """A layer or operation whose attribute reads become assumptions."""
+_view_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 
-    def __init__(self, context: Any, target: Any) -> None:
-        object.__setattr__(self, "_view_context", context)
-        object.__setattr__(self, "_view_target", target)
 
-    @property
-    def __class__(self) -> type:
-        return type(object.__getattribute__(self, "_view_target"))
+def layer_view(context: Any, target: Any) -> Any:
+    """A stand-in for a layer or operation whose attribute reads become assumptions.
 
-    def __getattr__(self, name: str) -> Any:
-        context = object.__getattribute__(self, "_view_context")
-        target = object.__getattribute__(self, "_view_target")
-        static = inspect.getattr_static(type(target), name, None)
-        if isinstance(static, property) and static.fget is not None:
-            context.depend(target, name)
-            return view(context, static.fget(self))
-        if isinstance(static, FunctionType):
-            context.depend(target, name)
-            if name in vars(target) and name not in ("build", "quantize"):
-                raise Decline(Reason.OVERRIDE, f"{name} assigned on the instance")
-            if name == "add_loss":
-                return lambda loss: context.add_loss(target, loss)
-            return MethodType(static, self)
-        return view(context, context.read(target, name))
+    It is an instance of a subclass of the target's class, so that `super()`, `isinstance`
+    and comparisons of methods in the traced code work as they are.
+    """
+    cls = type(target)
+    view_class = _view_classes.get(cls)
+    if view_class is None:
+        members = {
+            "__getattribute__": _read,
+            "__setattr__": _write,
+            "__call__": _call,
+            "__module__": cls.__module__,
+        }
+        view_class = type(cls)(cls.__name__, (cls,), members)
+        _view_classes[cls] = view_class
+    stand_in = object.__new__(view_class)
+    object.__setattr__(stand_in, "_turbo_view", (context, target))
+    return stand_in
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise Decline(Reason.SIDE_EFFECT, f"writes self.{name}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        context = object.__getattribute__(self, "_view_context")
-        target = object.__getattribute__(self, "_view_target")
-        if isinstance(target, compat.Layer):
-            return context.call(target, *args, **kwargs)
-        return context.call_operation(target, *args, **kwargs)
+def _read(self: Any, name: str) -> Any:
+    if name.startswith("__") and name.endswith("__"):
+        return object.__getattribute__(self, name)
+    context, target = object.__getattribute__(self, "_turbo_view")
+    static = inspect.getattr_static(type(target), name, None)
+    context.depend(target, name)
+    if isinstance(static, property) and static.fget is not None:
+        return view(context, static.fget(self))
+    if isinstance(static, FunctionType):
+        if name in vars(target) and name not in ("build", "quantize"):
+            raise Decline(Reason.OVERRIDE, f"{name} assigned on the instance")
+        if name == "add_loss":
+            return lambda loss: context.add_loss(target, loss)
+        return MethodType(static, self)
+    return view(context, getattr(target, name))
+
+
+def _write(self: Any, name: str, value: Any) -> None:
+    raise Decline(Reason.SIDE_EFFECT, f"writes self.{name}")
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    context, target = object.__getattribute__(self, "_turbo_view")
+    if isinstance(target, compat.Layer):
+        return context.call(target, *args, **kwargs)
+    return context.call_operation(target, *args, **kwargs)
 
 
 def view(context: Any, item: Any) -> Any:
@@ -61,7 +77,7 @@ def view(context: Any, item: Any) -> Any:
     if isinstance(item, compat.Variable):
         return context.variable(item)
     if isinstance(item, compat.Operation):
-        return LayerView(context, item)
+        return layer_view(context, item)
     if isinstance(item, (list, tuple)) and any(
         isinstance(entry, (compat.Variable, compat.Operation)) for entry in item
     ):

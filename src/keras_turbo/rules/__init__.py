@@ -8,7 +8,19 @@ from __future__ import annotations
 import functools
 import importlib
 
-FAMILIES = ("models", "core", "activations")
+FAMILIES = (
+    "models",
+    "core",
+    "activations",
+    "attention",
+    "convolutional",
+    "merging",
+    "normalization",
+    "pooling",
+    "preprocessing",
+    "regularization",
+    "reshaping",
+)
 
 
 @functools.cache

@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from keras import layers
 from keras.src.activations import activations as keras_activations
 
 from keras_turbo import compat
-from keras_turbo.views import RandomGuard
+from keras_turbo.registry import trace_call
+
+trace_call(layers.ELU, layers.LeakyReLU, layers.PReLU, layers.ReLU, layers.Softmax)
 
 
 def _gelu(x: Any) -> Any:
@@ -42,6 +45,5 @@ def activation(ctx: Any, function: Callable[..., Any] | None, x: Any) -> Any:
     if direct is not None and x.dtype.is_floating_point:
         return direct(x)
     if getattr(function, "__module__", "").startswith("keras.src."):
-        with RandomGuard(ctx):
-            return function(x)
+        return ctx.trace(function, x)
     return ctx.opaque(function, x)
