@@ -71,6 +71,32 @@ def _embedding(input: Any, weight: Any, **kwargs: Any) -> Call:
     return torch.embedding, (weight, input), {}
 
 
+def _pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Call:
+    arguments = (input, list(pad), mode) if value is None else (input, list(pad), mode, value)
+    return torch._C._nn.pad, arguments, {}
+
+
+def _max_pool(
+    builtin: Callable[..., Any], wrapper: Callable[..., Any]
+) -> Callable[..., Call]:
+    def rewrite(  # noqa: PLR0913, the signature is torch's
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Call:
+        if return_indices:
+            arguments = (input, kernel_size, stride, padding, dilation, ceil_mode, True)
+            return wrapper, arguments, {}
+        steps = kernel_size if stride is None else stride
+        return builtin, (input, kernel_size, steps, padding, dilation, ceil_mode), {}
+
+    return rewrite
+
+
 _SIMPLE = {
     torch.multiply: torch.mul,
     torch.subtract: torch.sub,
@@ -93,6 +119,10 @@ _REWRITES: dict[Any, Callable[..., Call]] = {
     F.hardsigmoid: _hardsigmoid,
     F.layer_norm: _layer_norm,
     F.embedding: _embedding,
+    F.pad: _pad,
+    F.max_pool1d: _max_pool(torch.max_pool1d, F.max_pool1d),
+    F.max_pool2d: _max_pool(torch.max_pool2d, F.max_pool2d),
+    F.max_pool3d: _max_pool(torch.max_pool3d, F.max_pool3d),
 }
 
 

@@ -104,6 +104,8 @@ def _expression(node: fx.Node, names: _Names) -> str:
     if target in _INFIX and not node.kwargs:
         return _INFIX[target].format(*(_argument(a, names) for a in node.args))
     hint = getattr(target, "__name__", type(target).__name__)
+    if (getattr(target, "__module__", None) or "torch").startswith("torch"):
+        hint = f"torch_{hint}"
     return f"{names.of(target, hint)}({_arguments(node, names, 0)})"
 
 

@@ -17,6 +17,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from keras_turbo.canonical import canonical
+from keras_turbo.elementwise import elementwise_meta
 from keras_turbo.fallback import Decline, Reason
 
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
@@ -177,6 +178,7 @@ class Tracer(fx.proxy.TracerBase):
         self.may_specialise = False
         self.constants: dict[str, Any] = {}
         self._interned: dict[int, Value] = {}
+        self._counts: dict[str, int] = {}
 
     def placeholder(self, name: str, metas: tuple[Any, Any]) -> Value:
         return Value(self.graph.placeholder(name), self, metas)
@@ -185,7 +187,7 @@ class Tracer(fx.proxy.TracerBase):
         """The program's view of a live tensor; the same tensor gives the same value."""
         value = self._interned.get(id(tensor))
         if value is None:
-            name = _unique(_identifier(name), self.constants)
+            name = self._unique(_identifier(name))
             self.constants[name] = tensor
             node = self.graph.create_node("get_attr", name, (), {}, name=name)
             meta = torch.empty_strided(
@@ -194,6 +196,12 @@ class Tracer(fx.proxy.TracerBase):
             value = Value(node, self, (meta, meta))
             self._interned[id(tensor)] = value
         return value
+
+    def _unique(self, name: str) -> str:
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
+        candidate = f"{name}_{count}" if count else name
+        return candidate if candidate not in self.constants else self._unique(name)
 
     def constant(self, tensor: torch.Tensor) -> Value:
         """A tensor that never changes, made while Keras's code was traced."""
@@ -231,7 +239,7 @@ class Tracer(fx.proxy.TracerBase):
         node_args = map_aggregate(args, self._node_of)
         node_kwargs = map_aggregate(kwargs, self._node_of)
         if kind == "call_method":
-            name = target.rstrip("_")
+            name = target.rstrip("_") or target
         else:
             name = getattr(target, "__name__", "value")
         node = self.graph.create_node(kind, target, node_args, node_kwargs, name=name)
@@ -285,6 +293,9 @@ class Tracer(fx.proxy.TracerBase):
         kwargs = map_aggregate(kwargs, meta_of)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "meta"}
+        result = elementwise_meta(target, args, kwargs)
+        if result is not None:
+            return result
         evaluate: Callable[..., Any]
         if kind == "call_method":
             args = tuple(
@@ -294,7 +305,7 @@ class Tracer(fx.proxy.TracerBase):
             args = args[1:]
         else:
             evaluate = getattr(target, "meta", target)
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             return evaluate(*args, **kwargs)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -329,13 +340,6 @@ def _is_device(item: Any) -> bool:
 def _identifier(name: str) -> str:
     text = "".join(c if c.isalnum() else "_" for c in name).strip("_").lower() or "weight"
     return f"_{text}" if text[0].isdigit() else text
-
-
-def _unique(name: str, taken: dict[str, Any]) -> str:
-    candidate, count = name, 1
-    while candidate in taken:
-        candidate, count = f"{name}_{count}", count + 1
-    return candidate
 
 
 def _name_of(target: Any) -> str:

@@ -13,6 +13,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from keras_turbo import compat
@@ -96,6 +97,9 @@ _RANDOM = frozenset(
 ) | {torch.Tensor.random_, torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_}
 
 
+_READERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy})
+
+
 class RandomGuard(TorchFunctionMode):
     """Refuses random numbers while Keras's code is traced: they would become constants.
 
@@ -110,9 +114,12 @@ class RandomGuard(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func in _READERS and any(isinstance(arg, fx.Proxy) for arg in args):
+            # These read a tensor's memory without asking it first.
+            raise Decline(Reason.CONTROL_FLOW, f"torch.{func.__name__} of a traced tensor")
         if func in _RANDOM:
             raise Decline(Reason.UNSUPPORTED, f"random numbers ({func.__name__})")
         result = func(*args, **(kwargs or {}))
-        if type(result) is torch.Tensor:
+        if type(result) is torch.Tensor and not result.is_meta:
             self.context.tracer.constant(result)
         return result

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from torch import fx
 
+from keras_turbo.passes.contiguous import remove_contiguous
 from keras_turbo.passes.dead_code import remove_dead_code
 from keras_turbo.passes.in_place import reuse_owned_memory
 from keras_turbo.passes.no_ops import remove_no_ops
+from keras_turbo.passes.permutes import merge_permutes
 
-PASSES = (remove_no_ops, remove_dead_code, reuse_owned_memory)
+PASSES = (
+    remove_no_ops,
+    remove_contiguous,
+    merge_permutes,
+    remove_dead_code,
+    reuse_owned_memory,
+)
 
 
 def run_passes(graph: fx.Graph) -> None:

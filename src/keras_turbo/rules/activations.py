@@ -35,6 +35,28 @@ _DIRECT: dict[Any, Callable[[Any], Any]] = {
 }
 
 
+def is_elementwise(function: Any) -> bool:
+    """Whether an activation treats every element alike, whatever the axes' order."""
+    return function is None or function in _ELEMENTWISE
+
+
+_ELEMENTWISE = frozenset(
+    {
+        *_DIRECT,
+        keras_activations.elu,
+        keras_activations.exponential,
+        keras_activations.hard_sigmoid,
+        keras_activations.hard_silu,
+        keras_activations.leaky_relu,
+        keras_activations.mish,
+        keras_activations.relu6,
+        keras_activations.selu,
+        keras_activations.softplus,
+        keras_activations.softsign,
+    }
+)
+
+
 def activation(ctx: Any, function: Callable[..., Any] | None, x: Any) -> Any:
     """Apply an activation to a traced tensor."""
     if function is None:
