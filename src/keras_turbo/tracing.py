@@ -181,7 +181,9 @@ class Tracer(fx.proxy.TracerBase):
         self._counts: dict[str, int] = {}
 
     def placeholder(self, name: str, metas: tuple[Any, Any]) -> Value:
-        return Value(self.graph.placeholder(name), self, metas)
+        node = self.graph.placeholder(name)
+        node.meta["metas"] = metas
+        return Value(node, self, metas)
 
     def parameter(self, name: str, tensor: torch.Tensor) -> Value:
         """The program's view of a live tensor; the same tensor gives the same value."""
@@ -193,6 +195,7 @@ class Tracer(fx.proxy.TracerBase):
             meta = torch.empty_strided(
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
             )
+            node.meta["metas"] = (meta, meta)
             value = Value(node, self, (meta, meta))
             self._interned[id(tensor)] = value
         return value

@@ -97,7 +97,7 @@ def _as_linear(product: Product, x: Any, kernel: Any, bias: Any) -> Any:
     flat_bias = (bias.view(columns) if bias.ndim > 1 else bias) if whole_bias else None
     outputs = F.linear(x, kernel.t(), flat_bias)
     if len(kept) > 1:
-        outputs = outputs.unflatten(-1, tuple(kept))
+        outputs = torch.unflatten(outputs, -1, tuple(kept))
     return outputs if whole_bias or bias is None else torch.add(outputs, bias)
 
 
