@@ -236,9 +236,11 @@ def _autocast(ctx: Any, layer: Any) -> tuple[bool, torch.dtype | None]:
     return False, None
 
 
-def per_sample(loss: torch.Tensor, batch: int) -> torch.Tensor:
-    """A loss divided by the batch size; zero for an empty batch."""
-    return loss / batch if batch else torch.zeros_like(loss)
+def per_sample(loss: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
+    """A loss divided by the batch size, zero for an empty batch: `keras.ops.divide_no_nan`."""
+    size = torch.tensor(batch, dtype=loss.dtype, device=loss.device).to(dtype)
+    loss = loss.to(dtype)
+    return torch.where(size == 0, 0, loss / size) if batch == 0 else loss / size
 
 
 def _regularize_activity(ctx: Any, layer: Any, outputs: Any) -> None:
@@ -254,8 +256,9 @@ def _regularize_activity(ctx: Any, layer: Any, outputs: Any) -> None:
         with RandomGuard(ctx):
             loss = regularizer(output)
         if output.ndim > 0:
+            dtype = compat.division_dtype(loss.dtype)
             loss = ctx.tracer.create_proxy(
-                "call_function", per_sample, (loss, output.shape[0]), {}
+                "call_function", per_sample, (loss, output.shape[0], dtype), {}
             )
         ctx.add_loss(layer, loss)
 

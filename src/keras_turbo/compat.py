@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from keras.src import backend, tree
-from keras.src.backend.common import global_state
+from keras.src.backend.common import dtypes, global_state
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.torch import core as torch_core
@@ -39,6 +39,7 @@ __all__ = [
     "ambient",
     "backend",
     "default_device",
+    "division_dtype",
     "function_transform_active",
     "global_hooks",
     "global_hooks_active",
@@ -103,6 +104,11 @@ def to_torch_dtype(dtype: Any) -> torch.dtype:
 def is_float(dtype: torch.dtype) -> bool:
     """Whether Keras counts `dtype` as a floating-point dtype."""
     return backend.is_float_dtype(backend.standardize_dtype(dtype))
+
+
+def division_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a quotient of two tensors of one dtype, by Keras's own promotion."""
+    return to_torch_dtype(dtypes.result_type(dtype, dtype, float))
 
 
 large_negative = torch_nn._get_large_negative
