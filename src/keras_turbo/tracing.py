@@ -178,11 +178,14 @@ class Tracer(fx.proxy.TracerBase):
         self.may_specialise = False
         self.constants: dict[str, Any] = {}
         self._interned: dict[int, Value] = {}
+        self._made: set[int] = set()
+        self._foreign: set[int] = set()
         self._counts: dict[str, int] = {}
 
     def placeholder(self, name: str, metas: tuple[Any, Any]) -> Value:
         node = self.graph.placeholder(name)
         node.meta["metas"] = metas
+        self._foreign.update(meta.untyped_storage()._cdata for meta in metas)
         return Value(node, self, metas)
 
     def parameter(self, name: str, tensor: torch.Tensor) -> Value:
@@ -196,9 +199,16 @@ class Tracer(fx.proxy.TracerBase):
                 tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
             )
             node.meta["metas"] = (meta, meta)
+            self._foreign.add(meta.untyped_storage()._cdata)
             value = Value(node, self, (meta, meta))
             self._interned[id(tensor)] = value
         return value
+
+    def refuse_used(self, tensor: Any) -> None:
+        """Decline a change of a real tensor that the graph has read already."""
+        known = self._interned.get(id(tensor))
+        if known is not None and (known.node.users or known.node.op != "get_attr"):
+            raise Decline(Reason.SIDE_EFFECT, "a constant is changed in place after its use")
 
     def _unique(self, name: str) -> str:
         count = self._counts.get(name, 0)
@@ -208,6 +218,7 @@ class Tracer(fx.proxy.TracerBase):
 
     def constant(self, tensor: torch.Tensor) -> Value:
         """A tensor that never changes, made while Keras's code was traced."""
+        self._made.add(id(tensor))
         return self.parameter("constant", tensor)
 
     def create_proxy(  # noqa: PLR0913, the signature is torch.fx's
@@ -222,6 +233,8 @@ class Tracer(fx.proxy.TracerBase):
     ) -> Any:
         if kind == "call_function":
             target, args, kwargs = canonical(target, args, kwargs)
+        elif target.endswith("_") and not target.endswith("__"):
+            args = (self._writable(args[0]), *args[1:])
         try:
             metas = tuple(self._evaluate(kind, target, args, kwargs, i) for i in (0, 1))
         except (Decline, RecursionError):
@@ -229,6 +242,18 @@ class Tracer(fx.proxy.TracerBase):
         except Exception as error:
             raise Decline(Reason.UNSUPPORTED, f"{_name_of(target)}: {error}") from error
         return self.append(kind, target, args, kwargs, metas)
+
+    def _writable(self, item: Any) -> Any:
+        """What an in-place operation may write to: a constant is copied at each call first."""
+        if isinstance(item, torch.Tensor) and id(item) in self._made:
+            known = self._interned[id(item)]
+            if known.node.op == "get_attr":
+                self._interned[id(item)] = self.create_proxy("call_method", "clone", (known,), {})
+            return item
+        known = self._interned.get(id(item), item)
+        if known.metas[0].untyped_storage()._cdata in self._foreign:
+            raise Decline(Reason.SIDE_EFFECT, "an input or a weight is changed in place")
+        return item
 
     def append(
         self,

@@ -119,6 +119,9 @@ class RandomGuard(TorchFunctionMode):
             raise Decline(Reason.CONTROL_FLOW, f"torch.{func.__name__} of a traced tensor")
         if func in _RANDOM:
             raise Decline(Reason.UNSUPPORTED, f"random numbers ({func.__name__})")
+        name = getattr(func, "__name__", "")
+        if args and (name.startswith("__i") or (name.endswith("_") and name[-2:] != "__")):
+            self.context.tracer.refuse_used(args[0])
         result = func(*args, **(kwargs or {}))
         if type(result) is torch.Tensor and not result.is_meta:
             self.context.tracer.constant(result)
