@@ -21,11 +21,12 @@ from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
 from keras.src.layers.layer import CallContext, Layer
 from keras.src.ops.function import Function
 from keras.src.ops.operation import Operation
-from keras.src.random.seed_generator import SeedGenerator
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from torch.nn.modules import module as _torch_module
 
 __all__ = [
     "DEFAULT_DEVICE",
+    "GLOBAL_SEED_GENERATOR",
     "GLOBAL_STATE",
     "AutocastScope",
     "CallContext",

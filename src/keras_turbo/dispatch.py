@@ -43,6 +43,7 @@ class InlineCache:
         self.declined: Decline | None = None
         self.permanent = False
         self.lowered_count = 0
+        self.compiled: dict[str, Callable[..., Any]] = {}
         self.owner = weakref.ref(layer)
         caches.add(self)
 
@@ -55,6 +56,7 @@ class InlineCache:
         self.entries = tuple(self.entries[i] for i in keep)
         self.programs = tuple(self.programs[i] for i in keep)
         self.lowered_count = max(0, self.lowered_count - 1)
+        self.compiled.pop(f"program_{id(program)}", None)
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -92,12 +94,10 @@ def miss(layer: Any, args: Any, kwargs: Any) -> Any:
         return fall_back(layer, args, kwargs, *reason)
     if not layer.built:
         return stock_call(layer, *args, **kwargs)
-    converted = _from_numpy(layer, args, kwargs)
+    converted = from_numpy(layer, args, kwargs)
     if converted is not None:
         return call(layer, *converted[0], **converted[1])
-    cache = layer.__dict__.get("_keras_turbo")
-    if cache is None:
-        cache = layer.__dict__["_keras_turbo"] = InlineCache(layer)
+    cache = _cache_of(layer)
     declined = cache.declined
     if declined is not None:
         if not _reconsider(layer, declined):
@@ -175,6 +175,43 @@ def axes_to_guard(layer: Any, position: int, rank: int, dtype: torch.dtype) -> f
     return frozenset(axes)
 
 
+def declared_axes(layer: Any, position: int, rank: int) -> dict[int, int]:
+    """The sizes that a layer's input spec fixes for one of its inputs, by axis."""
+    specs = compat.tree.flatten(layer.input_spec) if layer.input_spec else []
+    if position >= len(specs) or specs[position] is None:
+        return {}
+    spec = specs[position]
+    axes = {int(a) % rank: n for a, n in (spec.axes or {}).items() if -rank <= int(a) < rank}
+    if spec.shape is not None and len(spec.shape) == rank:
+        axes.update(enumerate(spec.shape))
+    return {axis: size for axis, size in axes.items() if size is not None}
+
+
+def program_of_kind(layer: Any, kind: Any) -> Program:
+    """A valid program of a layer for a kind of call, lowered if there is none yet.
+
+    Raises:
+        Decline: when the layer cannot be lowered.
+    """
+    cache = _cache_of(layer)
+    for program in cache.programs:
+        if program.kind == kind:
+            return program
+    program = build(layer, kind)
+    if program.fixed:
+        raise Decline(Reason.SHAPE, "a size that is not known")
+    barrier.protect(program)
+    cache.add(program, guard.compile_entry(program, layer))
+    return program
+
+
+def _cache_of(layer: Any) -> InlineCache:
+    cache = layer.__dict__.get("_keras_turbo")
+    if cache is None:
+        cache = layer.__dict__["_keras_turbo"] = InlineCache(layer)
+    return cache
+
+
 def fall_back(layer: Any, args: Any, kwargs: Any, reason: Reason, detail: str = "") -> Any:
     """Run stock Keras and count why; raise instead in strict mode."""
     if options.strict and reason not in QUIET:
@@ -196,7 +233,7 @@ def _symbolic(args: Any, kwargs: Any) -> bool:
     )
 
 
-def _from_numpy(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+def from_numpy(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """The arguments with arrays converted as stock Keras converts them, if there are any."""
     found = False
     functional = isinstance(layer, compat.Function) or getattr(layer, "_functional", None)

@@ -1,0 +1,43 @@
+"""Counting graph breaks: what `torch.compile` makes of a model under turbo.
+
+`case` supplies the model; the count goes into the table. Nothing is compiled: Dynamo only
+captures its graphs, so the count is the same for every compiler behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+
+from keras_turbo.bench.case import turbo_on
+
+
+def graph_breaks(model: Any, x: torch.Tensor) -> tuple[int | None, str]:
+    """How often Dynamo has to leave the graph during one forward pass.
+
+    Returns:
+        The number of graph breaks and the reason of the first; None instead of the number,
+        and why, if Dynamo fails.
+    """
+    import torch._dynamo as dynamo
+
+    turbo_on()
+    dynamo.reset()
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            explanation = dynamo.explain(lambda x: model(x))(x)
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        return None, f"{type(error).__name__}: {first}"
+    finally:
+        log.setLevel(level)
+        dynamo.reset()
+    reasons = explanation.break_reasons
+    return explanation.graph_break_count, reasons[0].reason.splitlines()[0] if reasons else ""
