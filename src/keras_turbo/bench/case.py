@@ -20,6 +20,10 @@ TOLERANCE = 1e-5
 """The largest max|a-b| / max(1, max|b|) of a float32 model that counts as equal."""
 
 
+class NotEnabled(Exception):
+    """Raised where turbo cannot be switched on, so that there is nothing to measure."""
+
+
 @dataclass
 class Case:
     """A workload that is ready to run.
@@ -73,12 +77,12 @@ def turbo_on() -> None:
     """Switch turbo on for the measurement.
 
     Raises:
-        RuntimeError: if it cannot be, for the reason that `enable` printed.
+        NotEnabled: if it cannot be, for the reason that `enable` printed.
     """
     # The check against stock Keras is made here, once, and not at each lowering.
     keras_turbo.enable("on", check="off")
     if not keras_turbo.is_enabled():
-        raise RuntimeError("keras_turbo cannot be enabled here; `keras-turbo doctor` says why.")
+        raise NotEnabled("keras_turbo cannot be enabled here; `keras-turbo doctor` says why.")
 
 
 def errors(case: Case) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,9 @@ def isolate(case: Case, rounds: int, tick: Callable[[], None] = measure.nothing)
             Part(
                 case.workload.name,
                 name,
-                *(statistics.median(samples) for samples in times),
+                statistics.median(times[0]),
+                statistics.median(times[1]),
+                statistics.median(times[2]),
                 measure.ratio(times[1], times[0]),
                 measure.ratio(times[2], times[0]),
                 max(map(measure.noise, times)),

@@ -8,6 +8,7 @@ are made from the lists of seconds per call that `measure` returns.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import statistics
 import time
@@ -110,7 +111,7 @@ def noise(samples: Sequence[float]) -> float:
     noise is the far end of the 95% interval of the median of these ratios, from its order
     statistics, so that it is large where few rounds were run.
     """
-    ratios = sorted(b / a for a, b in zip(samples, samples[1:], strict=False))
+    ratios = sorted(b / a for a, b in itertools.pairwise(samples))
     if not ratios:
         return float("inf")
     lowest = max(0, math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))))

@@ -12,6 +12,9 @@ from typing import Any
 import keras
 from keras import layers
 
+# Their signatures admit None for `weights` only in the documentation.
+_applications: Any = keras.applications
+
 
 def mlp(width: int, depth: int) -> Any:
     """A stack of equally wide Dense layers."""
@@ -51,14 +54,14 @@ def transformer(vocabulary: int, width: int, heads: int, depth: int) -> Any:
 
 def resnet50(pixels: int) -> Any:
     """ResNet50 with logits: a softmax would flatten the differences to be compared."""
-    return keras.applications.ResNet50(
+    return _applications.ResNet50(
         weights=None, input_shape=(pixels, pixels, 3), classifier_activation=None
     )
 
 
 def mobilenet_v2(pixels: int) -> Any:
     """MobileNetV2 with logits."""
-    return keras.applications.MobileNetV2(
+    return _applications.MobileNetV2(
         weights=None, input_shape=(pixels, pixels, 3), classifier_activation=None
     )
 

@@ -6,6 +6,7 @@ are; the lowering time is that of a whole model, divided by its layers.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def overhead(case: Case, rounds: int, tick: Callable[[], None] = measure.nothing
     run = program.run
     contenders = [measure.Contender(lambda: model(x)), measure.Contender(lambda: run(x))]
     called, ran = measure.measure(contenders, rounds, tick=tick)
+    changes = [abs(a - b) for a, b in itertools.pairwise(ran)]
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -66,9 +68,7 @@ def overhead(case: Case, rounds: int, tick: Callable[[], None] = measure.nothing
         statistics.median(called),
         statistics.median(ran),
         measure.difference(called, ran),
-        statistics.median(abs(a - b) for a, b in zip(ran, ran[1:], strict=False))
-        if rounds > 1
-        else float("inf"),
+        statistics.median(changes) if changes else float("inf"),
         statistics.median(times),
         len(program.rows),
     )

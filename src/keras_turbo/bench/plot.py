@@ -5,21 +5,15 @@ It is the only file that needs matplotlib, the extra `bench`.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from keras_turbo.bench.result import Result
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 def plot(results: Sequence[Result], path: Path) -> None:
     """Draw stock Keras and turbo relative to the hand-written model, on a log scale."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(8, 1.5 + 0.5 * len(results)), layout="constrained")
     axes = figure.subplots()

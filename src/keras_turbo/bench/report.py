@@ -104,7 +104,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(first, no_wrap=True)
     for column in columns:
-        text = column in ("part",)
+        text = column == "part"
         table.add_column(column, justify="left" if text else "right", no_wrap=text)
     return table
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -120,7 +120,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "keras": keras.__version__,
         "keras_turbo": keras_turbo.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
 
 
