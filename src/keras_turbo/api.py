@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_turbo import config
+from keras_turbo import config, import_hook
 
 if TYPE_CHECKING:
     from torch import fx
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def enable(mode: str = "on", check: str = "first") -> None:
     """Run Keras layers as lowered programs from now on, also those already built.
 
-    Calling it again only changes the options. On another backend than torch, or on an
-    unsupported version, it says so once on stderr and changes nothing.
+    Calling it again only changes the options. Where Keras is not imported yet, it takes effect
+    as soon as it is. On another backend than torch, or on an unsupported version, it says so
+    once on stderr and changes nothing.
 
     Args:
         mode: `"on"`, `"strict"` (a fallback raises `FallbackError`) or `"off"`.
@@ -36,6 +37,9 @@ def enable(mode: str = "on", check: str = "first") -> None:
     options = config.resolve(mode, check)
     if options.mode == "off":
         disable()
+        return
+    if "keras" not in sys.modules:
+        import_hook.install(lambda: enable(mode, check))
         return
     problem = _problem()
     if problem is not None:
@@ -56,15 +60,16 @@ def disable() -> None:
     >>> keras_turbo.is_enabled()
     False
     """
+    import_hook.remove()
     patch = sys.modules.get("keras_turbo.patch")
     if patch is not None:
         patch.remove()
 
 
 def is_enabled() -> bool:
-    """Whether the patches are in force."""
+    """Whether the patches are in force, or will be as soon as Keras is imported."""
     patch = sys.modules.get("keras_turbo.patch")
-    return patch is not None and bool(patch.ledger())
+    return import_hook.waiting() or (patch is not None and bool(patch.ledger()))
 
 
 @contextlib.contextmanager
@@ -121,19 +126,15 @@ def lower(layer_or_model: Any, training: bool = False) -> fx.GraphModule:
 
 
 def _problem() -> str | None:
+    """Why the imported Keras cannot be served, found out without importing torch for it."""
+    backend = sys.modules["keras"].config.backend()
+    if backend != "torch":
+        return f"the Keras backend is '{backend}', not 'torch'"
     try:
         from keras_turbo import compat
-    except ImportError as error:
-        return _import_problem(error)
+    except (ImportError, AttributeError) as error:
+        return f"this Keras or torch is not supported ({error})"
     return compat.unsupported()
-
-
-def _import_problem(error: ImportError) -> str:
-    keras = sys.modules.get("keras")
-    config_module = getattr(keras, "config", None)
-    if config_module is not None and config_module.backend() != "torch":
-        return f"the Keras backend is '{config_module.backend()}', not 'torch'"
-    return f"this Keras or torch is not supported ({error})"
 
 
 _said: set[str] = set()

@@ -21,6 +21,13 @@ from keras_turbo.state import Snapshot
 
 HEADER = ("compared", "count", "max|a-b|", "where")
 
+GRADIENT_FACTOR = 10
+"""How much wider than for outputs the tolerance is for gradients.
+
+A gradient sums over the batch and all positions; where the exact sum is zero, as for a bias
+in front of a batch normalization, what is left is the rounding of all its terms.
+"""
+
 
 @dataclass(frozen=True)
 class VerificationRow:
@@ -269,13 +276,21 @@ def _pairs(
 ) -> Iterator[VerificationRow]:
     for name, got, want in zip(names, ours, stock, strict=True):
         if isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor):
-            problem = check.tensor_difference(got, want)
+            problem = _difference(kind, got, want)
             yield VerificationRow(name, kind, _error(got, want), problem is None, problem or "")
         elif got is None and want is None or got == want:
             yield VerificationRow(name, kind, 0.0, True)
         else:
             detail = "there on one side only" if None in (got, want) else f"{got!r} not {want!r}"
             yield VerificationRow(name, kind, float("inf"), False, detail)
+
+
+def _difference(kind: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
+    problem = check.tensor_difference(got, want)
+    if problem is None or kind != "gradient" or got.shape != want.shape or got.dtype != want.dtype:
+        return problem
+    tolerance = GRADIENT_FACTOR * check.TOLERANCE.get(want.dtype, 0.0)
+    return None if check.max_error(got, want) <= tolerance else problem
 
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> float:
