@@ -31,6 +31,7 @@ _SOURCES = {
 lock = threading.RLock()
 _dependents: dict[int, tuple[weakref.ref[Any], dict[str, weakref.WeakSet[Any]]]] = {}
 _programs: weakref.WeakSet[Any] = weakref.WeakSet()
+_declined: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _watch(owner: Any, names: Any, program: Any) -> None:
@@ -54,11 +55,20 @@ def protect(program: Any) -> None:
             _watch(variable, ("_value", "_autocast", "_dtype"), program)
 
 
+def watch_decline(layer: Any) -> None:
+    """Let the next changed attribute of a layer that declined give it another try."""
+    with lock:
+        _watch(layer, (), None)
+        _declined.add(layer.__dict__["_keras_turbo"])
+
+
 def watched(owner: Any, name: str) -> bool:
     """Whether a write of this attribute may break an assumption."""
     known = _dependents.get(id(owner))
     if known is None or known[0]() is not owner:
         return False
+    if owner.__dict__.get("_keras_turbo") in _declined:
+        return True
     return name in known[1] or isinstance(getattr(type(owner), name, None), FunctionType)
 
 
@@ -68,10 +78,16 @@ def changed(owner: Any, name: str) -> None:
         known = _dependents.get(id(owner))
         if known is None or known[0]() is not owner:
             return
+        cache = owner.__dict__.get("_keras_turbo")
+        if cache in _declined:
+            _declined.discard(cache)
+            cache.reconsider()
         if name in known[1]:
             programs = list(known[1][name])
-        else:
+        elif isinstance(getattr(type(owner), name, None), FunctionType):
             programs = [p for programs in known[1].values() for p in programs]
+        else:
+            return
         for program in programs:
             deopt(program)
 

@@ -24,6 +24,7 @@ from keras_turbo.program import Program, build
 from keras_turbo.specs import kind_of, map_leaves
 
 MAX_ENTRIES = 16
+MAX_RETRIES = 16
 
 is_compiling = torch.compiler.is_compiling
 stock_call: Callable[..., Any]
@@ -43,6 +44,7 @@ class InlineCache:
         self.declined: Decline | None = None
         self.permanent = False
         self.lowered_count = 0
+        self.retries = 0
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.owner = weakref.ref(layer)
         caches.add(self)
@@ -58,6 +60,18 @@ class InlineCache:
         self.lowered_count = max(0, self.lowered_count - 1)
         self.compiled.pop(f"program_{id(program)}", None)
 
+    def decline(self, layer: Any, problem: Decline) -> None:
+        """Keep the layer on stock Keras until something about it changes."""
+        self.declined = problem
+        if problem.reason is not Reason.NO_RULE and self.retries < MAX_RETRIES:
+            barrier.watch_decline(layer)
+
+    def reconsider(self) -> None:
+        """Something about the layer changed: lowering may be tried again."""
+        if not self.permanent:
+            self.retries += 1
+            self.declined = None
+
     def __deepcopy__(self, memo: Any) -> None:
         return None
 
@@ -72,15 +86,23 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
         return call_while_compiling(self, args, kwargs)
     cache = self._keras_turbo
-    if cache is not None:
-        for entry in cache.entries:
-            try:
-                outputs = entry(args, kwargs)
-            except Exception as error:
-                return _recover(self, cache, entry, error, args, kwargs)
-            if outputs is not MISS:
-                return outputs
-    return miss(self, args, kwargs)
+    if cache is None:
+        return miss(self, args, kwargs)
+    for entry in cache.entries:
+        try:
+            outputs = entry(args, kwargs)
+        except Exception as error:
+            problem = error
+            break
+        if outputs is not MISS:
+            return outputs
+    else:
+        return miss(self, args, kwargs)
+    # Outside the handler, so that an error of stock Keras does not name ours as its context.
+    try:
+        return _recover(self, cache, entry, problem, args, kwargs)
+    finally:
+        del problem
 
 
 def miss(layer: Any, args: Any, kwargs: Any) -> Any:
@@ -126,7 +148,7 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> tuple[Prog
             program = build(layer, kind)
         except Decline as problem:
             if problem.reason not in _PER_CALL:
-                cache.declined = problem
+                cache.decline(layer, problem)
             raise
         barrier.protect(program)
         entry = guard.compile_entry(program, layer)
@@ -213,11 +235,14 @@ def _cache_of(layer: Any) -> InlineCache:
 
 
 def fall_back(layer: Any, args: Any, kwargs: Any, reason: Reason, detail: str = "") -> Any:
-    """Run stock Keras and count why; raise instead in strict mode."""
-    if options.strict and reason not in QUIET:
-        raise fallback.strict_error(layer, reason, detail)
-    fallback.record(layer, reason, detail)
-    return stock_call(layer, *args, **kwargs)
+    """Run stock Keras and count why; in strict mode a call that succeeds is an error."""
+    if not options.strict or reason in QUIET:
+        fallback.record(layer, reason, detail)
+        return stock_call(layer, *args, **kwargs)
+    # An error of stock Keras comes first: it is what the user has to see.
+    with guard_stock():
+        stock_call(layer, *args, **kwargs)
+    raise fallback.strict_error(layer, reason, detail)
 
 
 def _reconsider(layer: Any, declined: Decline) -> bool:

@@ -73,9 +73,6 @@ def compile_entry(program: Any, layer: Any) -> Callable[..., Any]:
         "DEVICE": compat.DEFAULT_DEVICE,
         "THREAD": thread_state,
         "peek": torch._C._functorch.peek_interpreter_stack,
-        "tracing": torch._C._get_tracing_state,
-        "modes": torch._C._len_torch_dispatch_stack,
-        "function_modes": torch._C._len_torch_function_stack,
         "program": program,
         "run": program.run,
         "owner": program.owner,
@@ -107,8 +104,7 @@ class _Writer:
         self.lines.append("get = ambient.get")
         self._unless(
             " and ".join(f"get({name!r}) is None" for name in _SCOPES)
-            + " and not THREAD.stock and peek() is None and tracing() is None"
-            + " and not modes() and not function_modes()"
+            + " and not THREAD.stock and peek() is None"
             + "".join(f" and not hooks{i}" for i in range(len(compat.global_hooks)))
         )
         self.lines.append("device = get('torch_device')")

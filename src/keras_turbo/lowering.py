@@ -258,6 +258,7 @@ class Trace:
     context: LoweringContext
     outputs: Any
     inputs: list[Any]
+    input_masks: list[Any]
     fixed: list[tuple[int, int, int]]
 
 
@@ -288,6 +289,7 @@ def _trace(layer: Any, kind: CallKind, sizes: FakeSizes) -> Trace:
     tracer.may_specialise = not sizes.last
     context = LoweringContext(tracer, kind, layer)
     inputs: list[Any] = []
+    input_masks: list[Any] = []
 
     def leaf(item: Any) -> Any:
         if not isinstance(item, TensorKind):
@@ -295,16 +297,18 @@ def _trace(layer: Any, kind: CallKind, sizes: FakeSizes) -> Trace:
         position = len(inputs)
         value = tracer.placeholder(item.name, sizes.metas(position, item))
         inputs.append(value)
+        value._keras_mask = None
         if item.mask is not None:
             mask = tracer.placeholder(f"{item.name}_mask", sizes.mask_metas(position, item))
             value._keras_mask = mask
+        input_masks.append(value._keras_mask)
         return value
 
     args, kwargs = map_leaves(leaf, (kind.args, kind.kwargs))
     if kind.has_training:
         kwargs = {**kwargs, "training": kind.training}
     outputs = context.call(layer, *args, **kwargs)
-    return Trace(context, outputs, inputs, sizes.fixed)
+    return Trace(context, outputs, inputs, input_masks, sizes.fixed)
 
 
 def is_value(item: Any) -> bool:

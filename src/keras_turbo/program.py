@@ -21,8 +21,8 @@ from keras_turbo.passes import run_passes
 from keras_turbo.specs import CallKind, map_leaves
 
 
-def attach_mask(tensor: torch.Tensor, mask: torch.Tensor) -> None:
-    """Attach a Keras mask to an output."""
+def attach_mask(tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Attach a Keras mask to an output, or take it off an input."""
     tensor._keras_mask = mask  # type: ignore[attr-defined]
 
 
@@ -102,6 +102,9 @@ class Program:
             effect("call_function", layer.add_loss, value.node)
         for action in record.actions:
             effect("call_function", action)
+        for value, given in zip(trace.inputs, trace.input_masks, strict=True):
+            if value._keras_mask is not given and value._keras_mask is None:
+                effect("call_function", attach_mask, value.node, None)
         for output, mask in dict.fromkeys(masks):
             effect("call_function", attach_mask, output, mask)
         graph.output(map_aggregate(trace.outputs, _node_of))

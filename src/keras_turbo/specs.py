@@ -7,6 +7,7 @@ declared inputs; the guard is generated from it, and lowering turns it into trac
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,24 @@ class CallKind:
     tensors: tuple[TensorKind, ...] = field(default=(), compare=False)
 
 
+@dataclass(frozen=True)
+class Site:
+    """One axis of one tensor argument, or of the mask that it carries."""
+
+    position: int
+    axis: int
+    mask: bool = False
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A true comparison between two sizes of the inputs, or a size and a number."""
+
+    symbol: str
+    left: Site | float
+    right: Site | float
+
+
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """Apply a function to the leaves of nested tuples, lists and dicts."""
     kind = type(structure)
@@ -60,6 +79,8 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
         return [map_leaves(function, item) for item in structure]
     if kind is dict:
         return {key: map_leaves(function, item) for key, item in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return kind(*[map_leaves(function, item) for item in structure])
     return function(structure)
 
 
@@ -131,6 +152,17 @@ def _primes() -> Iterator[int]:
         candidate += 2
 
 
+_COMPARISONS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "==": (operator.eq, "!="),
+    "!=": (operator.ne, "=="),
+    "<": (operator.lt, ">="),
+    "<=": (operator.le, ">"),
+    ">": (operator.gt, "<="),
+    ">=": (operator.ge, "<"),
+}
+"""Comparisons and what each becomes when its outcome is False."""
+
+
 class FakeSizes:
     """Two sets of made-up sizes for the dynamic dimensions of a call.
 
@@ -143,8 +175,11 @@ class FakeSizes:
         self.free = free
         self.last = last
         self.fixed: list[tuple[int, int, int]] = []
+        self.relations: list[Relation] = []
         self._primes = _primes()
         self._fakes: dict[Any, tuple[int, int]] = {}
+        self._sites: dict[tuple[int, int], list[Site]] = {}
+        self._actual: dict[tuple[int, int], int | None] = {}
 
     @classmethod
     def strategies(cls, kind: CallKind) -> Iterator[FakeSizes]:
@@ -167,7 +202,7 @@ class FakeSizes:
                     self.fixed.append((position, axis, size))
                 pairs.append((size, size))
             else:
-                pairs.append(self._fake(axis, size))
+                pairs.append(self._fake(Site(position, axis), size))
         return self._tensors(pairs, kind.dtype)
 
     def mask_metas(self, position: int, kind: TensorKind) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,15 +217,53 @@ class FakeSizes:
             ):
                 pairs.append((size, size))
             else:
-                pairs.append(self._fake(axis, size))
+                pairs.append(self._fake(Site(position, axis, mask=True), size))
         return self._tensors(pairs, kind.mask.dtype)
 
-    def _fake(self, axis: int, size: int | None) -> tuple[int, int]:
-        key = (size, axis) if size is None or size == 1 else size
+    def _fake(self, site: Site, size: int | None) -> tuple[int, int]:
+        key = (size, site.axis) if size is None or size == 1 else size
         if key not in self._fakes:
             first = next(self._primes)
             self._fakes[key] = (first, next(self._primes))
-        return self._fakes[key]
+        pair = self._fakes[key]
+        self._sites.setdefault(pair, []).append(site)
+        self._actual[pair] = size
+        return pair
+
+    def compare(self, symbol: str, left: tuple[Any, Any], right: tuple[Any, Any]) -> bool:
+        """The outcome of a comparison of sizes, of which the guard then makes sure.
+
+        Args:
+            symbol: one of `==`, `!=`, `<`, `<=`, `>`, `>=`.
+            left: the left side at both made-up sizes.
+            right: the right side at both.
+
+        Raises:
+            Decline: when the outcome is not a matter of the inputs' sizes alone.
+        """
+        compare = _COMPARISONS[symbol][0]
+        outcomes = {compare(a, b) for a, b in zip(left, right, strict=True)}
+        operands = [self._operand(left), self._operand(right)]
+        actual = [operand[1] for operand in operands]
+        if None not in actual:
+            outcomes.add(compare(*actual))
+        if len(outcomes) != 1:
+            raise Decline(Reason.CONTROL_FLOW, "a branch on a dynamic dimension")
+        outcome = outcomes.pop()
+        for first, *others in (operand[0] for operand in operands):
+            self.relations += [Relation("==", first, other) for other in others]
+        if left != right:
+            symbol = symbol if outcome else _COMPARISONS[symbol][1]
+            self.relations.append(Relation(symbol, operands[0][0][0], operands[1][0][0]))
+        return outcome
+
+    def _operand(self, pair: tuple[Any, Any]) -> tuple[list[Any], Any]:
+        """Where a size stands, or the number that it is, and its value in the real call."""
+        if pair in self._sites:
+            return self._sites[pair], self._actual[pair]
+        if pair[0] != pair[1]:
+            raise Decline(Reason.CONTROL_FLOW, "a branch on a computed dimension")
+        return [pair[0]], pair[0]
 
     @staticmethod
     def _tensors(

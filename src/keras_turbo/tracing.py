@@ -8,6 +8,7 @@ comes out equal at both sizes is static; the others are read from the tensor at 
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,33 @@ class Dim(fx.Proxy):
         raise Decline(Reason.CONTROL_FLOW, "a dynamic dimension used as a Python number")
 
     __int__ = __index__
+
+    def _compare(self, symbol: str, other: Any) -> Any:
+        if isinstance(other, Dim):
+            metas = other.metas
+        elif isinstance(other, numbers.Real):
+            metas = (other, other)
+        else:
+            return NotImplemented
+        return self.tracer.sizes.compare(symbol, self.metas, metas)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compare("==", other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare("!=", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare("<", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(">=", other)
 
     def __hash__(self) -> int:
         return id(self)
@@ -288,6 +316,8 @@ class Tracer(fx.proxy.TracerBase):
             ]
             return type(first)(items) if type(first) in (tuple, list) else tuple(items)
         if isinstance(first, (bool, torch.dtype, torch.device, str)) or first is None:
+            if first != second:
+                raise Decline(Reason.CONTROL_FLOW, "a fact that depends on a dynamic dimension")
             self.graph.erase_node(node)
             return first
         if isinstance(first, (int, float)):

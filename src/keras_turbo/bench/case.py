@@ -20,8 +20,8 @@ TOLERANCE = 1e-5
 """The largest max|a-b| / max(1, max|b|) of a float32 model that counts as equal."""
 
 
-class NotEnabled(Exception):
-    """Raised where turbo cannot be switched on, so that there is nothing to measure."""
+class UnavailableError(Exception):
+    """Raised where turbo does not run, so that there is nothing to measure."""
 
 
 @dataclass
@@ -69,7 +69,8 @@ def prepare(workload: Workload, seed: int = 0) -> Case:
 def twin(workload: Workload, model: Any) -> Any:
     """A second Keras model of a workload with the weights of the first."""
     other = workload.keras_model()
-    other.set_weights(model.get_weights())
+    for target, source in zip(other.variables, model.variables, strict=True):
+        target.assign(source)
     return other
 
 
@@ -77,12 +78,12 @@ def turbo_on() -> None:
     """Switch turbo on for the measurement.
 
     Raises:
-        NotEnabled: if it cannot be, for the reason that `enable` printed.
+        UnavailableError: if it cannot be, for the reason that `enable` printed.
     """
     # The check against stock Keras is made here, once, and not at each lowering.
     keras_turbo.enable("on", check="off")
     if not keras_turbo.is_enabled():
-        raise NotEnabled("keras_turbo cannot be enabled here; `keras-turbo doctor` says why.")
+        raise UnavailableError("keras_turbo cannot be enabled here; `keras-turbo doctor` says why.")
 
 
 def errors(case: Case) -> tuple[float, float]:

@@ -69,6 +69,15 @@ class Options:
         return self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS)
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of the command: the options, the workloads, and the machine at its start."""
+
+    options: Options
+    workloads: list[Workload]
+    machine: dict[str, Any]
+
+
 def _bench(options: Options) -> None:
     if options.isolate and options.overhead:
         raise click.UsageError("Choose one of --isolate and --overhead.")
@@ -84,9 +93,14 @@ def _bench(options: Options) -> None:
     chosen = _choose(options)
     import torch
 
+    from keras_turbo.bench.result import machine
+
     torch.set_num_threads(options.threads)
+    # Described before anything runs: afterwards the load would be our own.
+    run = Run(options, chosen, machine())
+    _warn_if_busy(run)
     work = _isolate if options.isolate else _overhead if options.overhead else _compare
-    problems = work(chosen, options)
+    problems = work(run)
     if problems:
         raise click.ClickException("; ".join(problems))
 
@@ -112,6 +126,14 @@ def _import_keras() -> None:
         )
 
 
+def _warn_if_busy(run: Run) -> None:
+    """Say so if other programs use the processor: two threads then wait for each other."""
+    load, cores = run.machine["load"], run.machine["cores"]
+    if load is not None and load > cores / 2:
+        text = f"The machine is busy (load {load:.1f} on {cores} cores): do not trust the times."
+        click.echo(text, err=True)
+
+
 def _choose(options: Options) -> list[Workload]:
     from keras_turbo.bench.workloads import WORKLOADS
 
@@ -126,59 +148,58 @@ def _choose(options: Options) -> list[Workload]:
     return [w for w in WORKLOADS.values() if w.quick or not options.quick]
 
 
-def _compare(chosen: Sequence[Workload], options: Options) -> list[str]:
+def _compare(run: Run) -> list[str]:
     """The main table: every workload against stock Keras and hand-written torch."""
     from keras_turbo.bench import report, result
 
     results = _each(
-        chosen,
-        options,
-        lambda case, tick: [result.run_case(case, options.count, not options.no_breaks, tick)],
+        run,
+        lambda case, tick: [
+            result.run_case(case, run.options.count, not run.options.no_breaks, tick)
+        ],
     )
     _show(report.results_table(results))
     for row in results:
         for note in row.notes:
             click.echo(f"{row.workload}: {note}")
-    _write(options, workloads=results)
-    if options.plot_path is not None:
+    _write(run, workloads=results)
+    if run.options.plot_path is not None:
         from keras_turbo.bench.plot import plot
 
-        plot(results, options.plot_path)
+        plot(results, run.options.plot_path)
     return [f"{row.workload}: {problem}" for row in results for problem in row.problems]
 
 
-def _isolate(chosen: Sequence[Workload], options: Options) -> list[str]:
+def _isolate(run: Run) -> list[str]:
     """The table of rule families and passes."""
     from keras_turbo.bench import isolate, report
 
-    parts = _each(chosen, options, lambda case, tick: isolate.isolate(case, options.count, tick))
+    parts = _each(run, lambda case, tick: isolate.isolate(case, run.options.count, tick))
     _show(report.isolate_table(parts))
-    _write(options, isolate=parts)
+    _write(run, isolate=parts)
     return []
 
 
-def _overhead(chosen: Sequence[Workload], options: Options) -> list[str]:
+def _overhead(run: Run) -> list[str]:
     """The table of what turbo itself costs."""
     from keras_turbo.bench import overhead, report
 
-    costs = _each(
-        chosen, options, lambda case, tick: [overhead.overhead(case, options.count, tick)]
-    )
+    costs = _each(run, lambda case, tick: [overhead.overhead(case, run.options.count, tick)])
     _show(report.overhead_table(costs))
-    _write(options, overhead=costs)
+    _write(run, overhead=costs)
     return []
 
 
-def _write(options: Options, **sections: Sequence[Any]) -> None:
+def _write(run: Run, **sections: Sequence[Any]) -> None:
     from keras_turbo.bench import result
 
-    if options.json_path is not None:
-        result.write(options.json_path, result.document(options.count, **sections))
+    path = run.options.json_path
+    if path is not None:
+        result.write(path, result.document(run.machine, run.options.count, **sections))
 
 
 def _each(
-    chosen: Sequence[Workload],
-    options: Options,
+    run: Run,
     work: Callable[[Case, Callable[[], None]], list[Any]],
 ) -> list[Any]:
     """Do the work for every workload, with a progress bar on stderr."""
@@ -186,7 +207,7 @@ def _each(
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     import keras_turbo
-    from keras_turbo.bench.case import NotEnabled, prepare
+    from keras_turbo.bench.case import UnavailableError, prepare
 
     columns = (
         TextColumn("{task.description:15}"),
@@ -196,13 +217,13 @@ def _each(
     )
     rows: list[Any] = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        for workload in chosen:
+        for workload in run.workloads:
             case = prepare(workload)
-            rounds = options.count * (_isolate_steps(case) if options.isolate else 1)
+            rounds = run.options.count * (_isolate_steps(case) if run.options.isolate else 1)
             task = progress.add_task(workload.name, total=rounds)
             try:
                 rows += work(case, lambda task=task: progress.advance(task))
-            except NotEnabled as error:
+            except UnavailableError as error:
                 raise click.ClickException(str(error)) from error
             finally:
                 keras_turbo.disable()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keras_turbo.bench import measure
-from keras_turbo.bench.case import Case, turbo_on
+from keras_turbo.bench.case import Case, UnavailableError, turbo_on
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def overhead(case: Case, rounds: int, tick: Callable[[], None] = measure.nothing
     """Measure the hit path and the lowering of a case.
 
     Raises:
-        LookupError: if the model runs no program.
+        UnavailableError: if the model runs no program.
     """
     from keras_turbo.program import build
 
@@ -52,7 +52,7 @@ def overhead(case: Case, rounds: int, tick: Callable[[], None] = measure.nothing
     model(x)
     programs = model._keras_turbo.programs if model._keras_turbo else ()
     if not programs:
-        raise LookupError(f"{case.workload.name}: the model was not lowered")
+        raise UnavailableError(f"{case.workload.name}: the model was not lowered")
     program = programs[0]
     run = program.run
     contenders = [measure.Contender(lambda: model(x)), measure.Contender(lambda: run(x))]

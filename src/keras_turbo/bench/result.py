@@ -115,6 +115,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": load(),
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -122,6 +123,14 @@ def machine() -> dict[str, Any]:
         "keras_turbo": keras_turbo.__version__,
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
+
+
+def load() -> float | None:
+    """How many processes wanted a core during the last minute, where the system says so."""
+    try:
+        return round(os.getloadavg()[0], 1)
+    except (OSError, AttributeError):
+        return None
 
 
 def _cpu_model() -> str:
@@ -133,10 +142,10 @@ def _cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def document(rounds: int, **sections: Sequence[Any]) -> dict[str, Any]:
+def document(machine: dict[str, Any], rounds: int, **sections: Sequence[Any]) -> dict[str, Any]:
     """Everything that was measured, as plain data; infinities become null."""
     rows = {name: [_plain(asdict(row)) for row in rows] for name, rows in sections.items() if rows}
-    return {"schema": SCHEMA, "machine": machine(), "rounds": rounds, **rows}
+    return {"schema": SCHEMA, "machine": machine, "rounds": rounds, **rows}
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
