@@ -256,7 +256,7 @@ def _regularize_activity(ctx: Any, layer: Any, outputs: Any) -> None:
         with RandomGuard(ctx):
             loss = regularizer(output)
         if output.ndim > 0:
-            dtype = compat.division_dtype(loss.dtype)
+            dtype = compat.result_type(loss.dtype, loss.dtype, float)
             loss = ctx.tracer.create_proxy(
                 "call_function", per_sample, (loss, output.shape[0], dtype), {}
             )

@@ -7,11 +7,12 @@ call. A program that differs is never used again for that layer.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from keras_turbo import barrier, compat, dispatch, fallback, guard
+from keras_turbo import barrier, compat, dispatch, fallback
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.guard import MISS
 
@@ -24,22 +25,43 @@ TOLERANCE = {
 """The largest allowed max|a-b| / max(1, max|b|) of a model, by dtype."""
 
 
-def checked_call(
-    layer: Any, program: Any, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Run a program for the first time and compare it with stock Keras where that is safe."""
-    if not _wanted(program):
-        return entry(args, kwargs)
-    outputs = entry(args, kwargs)
-    if outputs is MISS:
-        return MISS
-    masks = [getattr(leaf, "_keras_mask", None) for leaf in compat.tree.flatten(outputs)]
-    with dispatch.guard_stock():
-        expected = dispatch.stock_call(layer, *args, **kwargs)
-    problem = difference(outputs, expected, masks)
-    program.checked = True
-    if problem is None:
-        return expected if _aliases(outputs, args, kwargs) else outputs
+def comparable(program: Any) -> bool:
+    """Whether running both a program and stock Keras on one input is safe and tells something."""
+    return not (program.has_effects or program.stock_calls or program.random)
+
+
+def checking(program: Any, entry: Callable[..., Any], always: bool) -> Callable[..., Any]:
+    """An inline-cache entry that compares before it trusts.
+
+    Args:
+        program: the program behind the entry.
+        entry: the plain entry, which takes this one's place after a check that passed.
+        always: whether to go on comparing instead.
+    """
+
+    def checked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_grad_enabled():
+            return entry(args, kwargs)
+        outputs = entry(args, kwargs)
+        layer = program.owner()
+        if outputs is MISS or layer is None:
+            return outputs
+        masks = [getattr(leaf, "_keras_mask", None) for leaf in compat.tree.flatten(outputs)]
+        with dispatch.guard_stock():
+            expected = dispatch.stock_call(layer, *args, **kwargs)
+        problem = difference(outputs, expected, masks)
+        if problem is not None:
+            _distrust(layer, program, problem)
+            return expected
+        if not always:
+            layer.__dict__["_keras_turbo"].replace(checked, entry)
+        return outputs
+
+    return checked
+
+
+def _distrust(layer: Any, program: Any, problem: str) -> None:
+    """Keep a layer on stock Keras for good and say why."""
     barrier.deopt(program)
     cache = layer.__dict__.get("_keras_turbo")
     if cache is not None:
@@ -54,18 +76,6 @@ def checked_call(
         RuntimeWarning,
         stacklevel=4,
     )
-    return expected
-
-
-def _wanted(program: Any) -> bool:
-    if dispatch.options.check == "off" or torch.is_grad_enabled():
-        return False
-    return not (program.has_effects or program.stock_calls or program.random)
-
-
-def _aliases(outputs: Any, args: Any, kwargs: Any) -> bool:
-    inputs = {id(leaf) for leaf in compat.tree.flatten((args, kwargs))}
-    return any(id(leaf) in inputs for leaf in compat.tree.flatten(outputs))
 
 
 def difference(outputs: Any, expected: Any, masks: list[Any] | None = None) -> str | None:

@@ -40,7 +40,6 @@ __all__ = [
     "ambient",
     "backend",
     "default_device",
-    "division_dtype",
     "function_transform_active",
     "global_hooks",
     "global_hooks_active",
@@ -48,6 +47,7 @@ __all__ = [
     "is_float",
     "large_negative",
     "opaque_attention",
+    "result_type",
     "storage_is_shared",
     "to_torch_dtype",
     "tree",
@@ -107,9 +107,9 @@ def is_float(dtype: torch.dtype) -> bool:
     return backend.is_float_dtype(backend.standardize_dtype(dtype))
 
 
-def division_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a quotient of two tensors of one dtype, by Keras's own promotion."""
-    return to_torch_dtype(dtypes.result_type(dtype, dtype, float))
+def result_type(*kinds: Any) -> torch.dtype:
+    """Keras's promoted dtype; without 64-bit numbers, float64 comes out as float32."""
+    return to_torch_dtype(dtypes.result_type(*kinds))
 
 
 large_negative = torch_nn._get_large_negative

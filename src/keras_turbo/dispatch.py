@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from keras_turbo import barrier, compat, fallback, guard
+from keras_turbo import barrier, check, compat, fallback, guard
 from keras_turbo.config import Options
 from keras_turbo.fallback import QUIET, Decline, Reason
 from keras_turbo.guard import MISS
@@ -52,6 +52,10 @@ class InlineCache:
     def add(self, program: Program, entry: Callable[..., Any]) -> None:
         self.programs = (program, *self.programs)
         self.entries = (entry, *self.entries)
+
+    def replace(self, old: Callable[..., Any], new: Callable[..., Any]) -> None:
+        """Put a checked entry in the place of the one that checked it."""
+        self.entries = tuple(new if entry is old else entry for entry in self.entries)
 
     def discard(self, program: Program) -> None:
         keep = [i for i, p in enumerate(self.programs) if p is not program]
@@ -127,10 +131,21 @@ def miss(layer: Any, args: Any, kwargs: Any) -> Any:
         cache.declined = None
         barrier.changed(layer, "hooks")
     try:
-        program, entry = _lower(layer, cache, args, kwargs)
-    except Decline as problem:
-        return fall_back(layer, args, kwargs, problem.reason, problem.detail)
-    return _first_call(layer, cache, program, entry, args, kwargs)
+        entry = _lower(layer, cache, args, kwargs)
+    except Decline as declined:
+        return fall_back(layer, args, kwargs, declined.reason, declined.detail)
+    try:
+        outputs = entry(args, kwargs)
+    except Exception as error:
+        problem = error
+    else:
+        if outputs is MISS:
+            return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
+        return outputs
+    try:
+        return _recover(layer, cache, entry, problem, args, kwargs)
+    finally:
+        del problem
 
 
 _PER_CALL = frozenset(
@@ -139,7 +154,7 @@ _PER_CALL = frozenset(
 """Reasons that lie in one call's arguments and say nothing about the next call."""
 
 
-def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> tuple[Program, Any]:
+def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any]:
     with barrier.lock:
         kind = kind_of_call(layer, args, kwargs)
         if cache.lowered_count >= MAX_ENTRIES:
@@ -152,10 +167,12 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> tuple[Prog
             raise
         barrier.protect(program)
         entry = guard.compile_entry(program, layer)
+        if options.check != "off" and check.comparable(program):
+            entry = check.checking(program, entry, options.check == "always")
         cache.lowered_count += 1
         cache.add(program, entry)
         layer.__dict__["_called"] = True
-    return program, entry
+    return entry
 
 
 def kind_of_call(layer: Any, args: Any, kwargs: Any) -> Any:
@@ -277,20 +294,6 @@ def from_numpy(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     except (TypeError, ValueError):
         return None
     return converted if found else None
-
-
-def _first_call(
-    layer: Any, cache: InlineCache, program: Program, entry: Any, args: Any, kwargs: Any
-) -> Any:
-    from keras_turbo.check import checked_call
-
-    try:
-        outputs = checked_call(layer, program, entry, args, kwargs)
-    except Exception as error:
-        return _recover(layer, cache, entry, error, args, kwargs)
-    if outputs is MISS:
-        return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
-    return outputs
 
 
 def _recover(

@@ -140,6 +140,8 @@ def _argument(item: Any, names: _Names) -> str:
         return "[" + ", ".join(_argument(entry, names) for entry in item) + "]"
     if isinstance(item, tuple):
         inner = ", ".join(_argument(entry, names) for entry in item)
+        if hasattr(item, "_fields"):
+            return f"{names.of(type(item), type(item).__name__)}({inner})"
         return f"({inner},)" if len(item) == 1 else f"({inner})"
     if isinstance(item, dict):
         return "{" + ", ".join(f"{k!r}: {_argument(v, names)}" for k, v in item.items()) + "}"

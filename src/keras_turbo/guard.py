@@ -16,7 +16,7 @@ import torch
 
 from keras_turbo import compat
 from keras_turbo.fallback import Reason
-from keras_turbo.specs import CallKind, TensorKind
+from keras_turbo.specs import CallKind, Relation, Site, TensorKind
 
 MISS = object()
 
@@ -63,7 +63,7 @@ def compile_entry(program: Any, layer: Any) -> Callable[..., Any]:
         A function of a call's `args` and `kwargs` that returns the outputs, or `MISS`.
     """
     kind: CallKind = program.kind
-    writer = _Writer(kind, program.fixed)
+    writer = _Writer(kind, program.fixed, program.relations)
     source = writer.source(program)
     namespace: dict[str, Any] = {
         "MISS": MISS,
@@ -89,9 +89,12 @@ def compile_entry(program: Any, layer: Any) -> Callable[..., Any]:
 class _Writer:
     """Writes the source of one entry."""
 
-    def __init__(self, kind: CallKind, fixed: list[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, kind: CallKind, fixed: list[tuple[int, int, int]], relations: list[Relation]
+    ) -> None:
         self.kind = kind
         self.fixed = fixed
+        self.relations = relations
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
         self.tensors: list[str] = []
@@ -100,6 +103,7 @@ class _Writer:
     def source(self, program: Any) -> str:
         kind = self.kind
         self._arguments()
+        self._relations()
         self.lines.append("ambient = GLOBAL_STATE.GLOBAL_STATE_TRACKER.__dict__")
         self.lines.append("get = ambient.get")
         self._unless(
@@ -152,6 +156,16 @@ class _Writer:
             self._item(f"k{i}", item)
         if kind.has_training:
             self._unless(f"kwargs.get('training', MISS) is {kind.training!r}")
+
+    def _relations(self) -> None:
+        def size(side: Any) -> str:
+            if not isinstance(side, Site):
+                return repr(side)
+            names = self.masks if side.mask else self.tensors
+            return f"{names[side.position]}.shape[{side.axis}]"
+
+        for relation in self.relations:
+            self._unless(f"{size(relation.left)} {relation.symbol} {size(relation.right)}")
 
     def _item(self, name: str, item: Any) -> None:
         if isinstance(item, TensorKind):

@@ -19,7 +19,7 @@ from keras_turbo import compat
 from keras_turbo.calls import call_layer
 from keras_turbo.fallback import Decline, Reason, layer_path
 from keras_turbo.layout import relayout
-from keras_turbo.specs import CallKind, FakeSizes, TensorKind, map_leaves
+from keras_turbo.specs import CallKind, FakeSizes, Relation, TensorKind, map_leaves
 from keras_turbo.stocknode import StockCall, opaque_metas, stock_metas
 from keras_turbo.tracing import Tracer, Value, VariableValue
 from keras_turbo.views import RandomGuard, layer_view, view
@@ -184,7 +184,7 @@ class LoweringContext:
         snapshot, training = self.record.snapshot(), self.training
         root, self.is_root = self.is_root, False
         try:
-            return call_layer(self, layer, args, kwargs)
+            return _lowered_call(self, layer, args, kwargs)
         except Decline as declined:
             if root or (declined.reason is Reason.CONTROL_FLOW and self.tracer.may_specialise):
                 raise
@@ -251,6 +251,16 @@ class LoweringContext:
             self.autocast = outer
 
 
+def _lowered_call(context: LoweringContext, layer: Any, args: Any, kwargs: Any) -> Any:
+    """`call_layer`, where an error of any kind means that the layer cannot be lowered so."""
+    try:
+        return call_layer(context, layer, args, kwargs)
+    except Decline:
+        raise
+    except Exception as error:  # noqa: BLE001, the call itself goes to stock Keras then
+        raise Decline(Reason.CONTROL_FLOW, f"{type(error).__name__}: {error}") from error
+
+
 @dataclass
 class Trace:
     """A finished trace: the graph's context, its outputs, and the dimensions it fixed."""
@@ -260,6 +270,7 @@ class Trace:
     inputs: list[Any]
     input_masks: list[Any]
     fixed: list[tuple[int, int, int]]
+    relations: list[Relation]
 
 
 def trace(layer: Any, kind: CallKind) -> Trace:
@@ -287,6 +298,7 @@ def trace(layer: Any, kind: CallKind) -> Trace:
 def _trace(layer: Any, kind: CallKind, sizes: FakeSizes) -> Trace:
     tracer = Tracer(compat.default_device())
     tracer.may_specialise = not sizes.last
+    tracer.sizes = sizes
     context = LoweringContext(tracer, kind, layer)
     inputs: list[Any] = []
     input_masks: list[Any] = []
@@ -308,7 +320,7 @@ def _trace(layer: Any, kind: CallKind, sizes: FakeSizes) -> Trace:
     if kind.has_training:
         kwargs = {**kwargs, "training": kind.training}
     outputs = context.call(layer, *args, **kwargs)
-    return Trace(context, outputs, inputs, input_masks, sizes.fixed)
+    return Trace(context, outputs, inputs, input_masks, sizes.fixed, sizes.relations)
 
 
 def is_value(item: Any) -> bool:

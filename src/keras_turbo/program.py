@@ -34,6 +34,7 @@ class Program:
         constants: the live parameters and constants that the graph refers to, by name.
         kind: the kind of call it serves.
         fixed: further `(tensor, axis, size)` facts about the inputs that it relies on.
+        relations: comparisons between sizes of the inputs that it relies on.
         rows: one row per layer, for `explain`.
         code: the Python source of `run`.
         run: the function itself; takes the input tensors and then their masks.
@@ -49,6 +50,7 @@ class Program:
         self.graph: fx.Graph = context.tracer.graph
         self.constants: dict[str, Any] = context.tracer.constants
         self.fixed = trace.fixed
+        self.relations = trace.relations
         self.rows: list[Row] = record.rows
         self.reads = list(record.reads.values())
         self.variables = list(record.variables.values())
@@ -61,7 +63,6 @@ class Program:
         self.clear_losses = True
         self.adds_losses = bool(record.losses or record.stock_calls)
         self.valid = True
-        self.checked = False
         self._finish(trace)
         run_passes(self.graph)
         self.code, self.run = emit.function(self.graph, self.constants)
@@ -105,6 +106,7 @@ class Program:
         for value, given in zip(trace.inputs, trace.input_masks, strict=True):
             if value._keras_mask is not given and value._keras_mask is None:
                 effect("call_function", attach_mask, value.node, None)
+                self.has_effects = True
         for output, mask in dict.fromkeys(masks):
             effect("call_function", attach_mask, output, mask)
         graph.output(map_aggregate(trace.outputs, _node_of))

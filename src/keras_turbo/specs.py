@@ -250,11 +250,13 @@ class FakeSizes:
         if len(outcomes) != 1:
             raise Decline(Reason.CONTROL_FLOW, "a branch on a dynamic dimension")
         outcome = outcomes.pop()
-        for first, *others in (operand[0] for operand in operands):
-            self.relations += [Relation("==", first, other) for other in others]
+        (first, *same), (second, *same_too) = (operand[0] for operand in operands)
+        relations = [Relation("==", first, site) for site in same]
+        relations += [Relation("==", second, site) for site in same_too]
         if left != right:
             symbol = symbol if outcome else _COMPARISONS[symbol][1]
-            self.relations.append(Relation(symbol, operands[0][0][0], operands[1][0][0]))
+            relations.append(Relation(symbol, first, second))
+        self.relations += [r for r in dict.fromkeys(relations) if r not in self.relations]
         return outcome
 
     def _operand(self, pair: tuple[Any, Any]) -> tuple[list[Any], Any]:

@@ -197,6 +197,7 @@ class Tracer(fx.proxy.TracerBase):
     Attributes:
         may_specialise: whether a rule that stumbles over a dynamic dimension can be tried
             again with that dimension fixed.
+        sizes: the made-up sizes of the dynamic dimensions, which decide comparisons.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -204,6 +205,7 @@ class Tracer(fx.proxy.TracerBase):
         self.graph = fx.Graph()
         self.device = device
         self.may_specialise = False
+        self.sizes: Any = None
         self.constants: dict[str, Any] = {}
         self._interned: dict[int, Value] = {}
         self._made: set[int] = set()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from keras.src.backend.common import dtypes
 
 from keras_turbo import compat
 
@@ -22,7 +21,7 @@ _ONE_BLOCK = 192
 
 def result_dtype(*values: Any) -> torch.dtype:
     """Keras's promoted dtype for traced tensors, by the installed Keras's own table."""
-    return compat.to_torch_dtype(dtypes.result_type(*(value.dtype for value in values)))
+    return compat.result_type(*(value.dtype for value in values))
 
 
 def matmul(a: Any, b: Any) -> Any:

@@ -34,7 +34,7 @@ def batch_normalization(
     frozen = not (training and ctx.read(layer, "trainable"))
     if not frozen or channel not in (1, rank - 1) or rank > 5 or not _floating(inputs):
         return ctx.trace(ctx.view(layer).call, inputs, training=training, mask=mask)
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+    dtype = compat.result_type(inputs.dtype, torch.float32)
     weights = []
     for name, used in (
         ("gamma", ctx.read(layer, "scale")),
