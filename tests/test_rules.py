@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import cases
-from tests.compare import assert_lowered, both
+from tests.compare import assert_lowered, both, limits
 
 ALL = list(cases.cases())
 TYPICAL = list(cases.cases(first_only=True))
@@ -22,9 +22,8 @@ def over(pairs):
 @over(ALL)
 def test_call_and_gradients(row, variant):
     layer = cases.build(row, variant)
-    want = both(
-        layer, cases.inputs(variant), variant.call, exact=row.exact, second=True
-    )
+    how = {"exact": row.exact, "tolerance": row.tolerance}
+    want = both(layer, cases.inputs(variant), cases.call_of(variant), second=True, **how)
     assert want.error is None
     assert_lowered(layer)
 
@@ -32,7 +31,8 @@ def test_call_and_gradients(row, variant):
 @over(ALL)
 def test_inference(row, variant):
     layer = cases.build(row, variant)
-    want = both(layer, cases.inputs(variant), variant.call, exact=row.exact, grad=False)
+    how = {"exact": row.exact, "tolerance": row.tolerance}
+    want = both(layer, cases.inputs(variant), cases.call_of(variant), grad=False, **how)
     assert want.error is None
     assert_lowered(layer)
 
@@ -41,7 +41,13 @@ def test_inference(row, variant):
 @over(ALL)
 def test_dtype_policy(row, variant, policy):
     layer = cases.build(row, variant, dtype=policy)
-    both(layer, cases.inputs(variant), variant.call, exact=row.exact)
     dtype = keras.DTypePolicy(policy).compute_dtype
-    both(layer, cases.inputs(variant, dtype=dtype), variant.call, exact=row.exact)
+    inside = "float32" if row.float32_inside and dtype == "float64" else dtype
+    limit = limits(row.tolerance, getattr(torch, inside))
+    # Where rounding decides on which side of its kink relu stands, gradients jump by more
+    # than any rounding error.
+    grad = row.exact or dtype == "float64" or variant.kwargs.get("activation") != "relu"
+    how = {"exact": row.exact, "tolerance": limit, "grad": grad}
+    both(layer, cases.inputs(variant), cases.call_of(variant), **how)
+    both(layer, cases.inputs(variant, dtype=dtype), cases.call_of(variant), **how)
     assert_lowered(layer)
