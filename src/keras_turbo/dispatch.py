@@ -20,6 +20,7 @@ from keras_turbo import barrier, check, compat, fallback, guard
 from keras_turbo.config import Options
 from keras_turbo.fallback import QUIET, Decline, Reason
 from keras_turbo.guard import MISS
+from keras_turbo.lowering import Row
 from keras_turbo.program import Program, build
 from keras_turbo.specs import kind_of, map_leaves
 
@@ -30,6 +31,8 @@ is_compiling = torch.compiler.is_compiling
 stock_call: Callable[..., Any]
 options = Options()
 caches: weakref.WeakSet[InlineCache] = weakref.WeakSet()
+journal: dict[Row, None] | None = None
+"""The rows of all programs so far, for a report that outlives the models; None if unwanted."""
 
 
 class InlineCache:
@@ -171,6 +174,8 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[.
             entry = check.checking(program, entry, options.check == "always")
         cache.lowered_count += 1
         cache.add(program, entry)
+        if journal is not None:
+            journal.update(dict.fromkeys(program.rows))
         layer.__dict__["_called"] = True
     return entry
 

@@ -14,7 +14,7 @@ import runpy
 import sys
 import types
 from collections.abc import Callable
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -36,7 +36,7 @@ def run_script(path: str, args: list[str]) -> None:
         code = _read(full_path)
     except OSError as error:
         sys.stderr.write(
-            f"{sys.executable}: can't open file {full_path!r}: "
+            f"{sys.orig_argv[0]}: can't open file {full_path!r}: "
             f"[Errno {error.errno}] {error.strerror}\n"
         )
         sys.exit(2)
@@ -90,9 +90,8 @@ def _set_first_path(entry: str) -> None:
 
 def _new_main() -> Any:
     main = types.ModuleType("__main__")
-    vars(main).update(
-        __builtins__=builtins, __loader__=type(_outer_main.__spec__).loader_of_main
-    )
+    main.__loader__ = BuiltinImporter
+    vars(main).update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
     return main
 
