@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from keras_turbo.canonical import canonical
-from keras_turbo.elementwise import elementwise_meta
+from keras_turbo.shapes import known_meta
 from keras_turbo.fallback import Decline, Reason
 
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
@@ -353,7 +353,7 @@ class Tracer(fx.proxy.TracerBase):
         kwargs = map_aggregate(kwargs, meta_of)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "meta"}
-        result = elementwise_meta(target, args, kwargs)
+        result = known_meta(target, args, kwargs)
         if result is not None:
             return result
         evaluate: Callable[..., Any]
