@@ -131,12 +131,19 @@ def miss(layer: Any, args: Any, kwargs: Any) -> Any:
     if declined is not None:
         if not _reconsider(layer, declined):
             return fall_back(layer, args, kwargs, declined.reason, declined.detail)
-        cache.declined = None
+        cache.declined = declined = None
         barrier.changed(layer, "hooks")
     try:
         entry = _lower(layer, cache, args, kwargs)
-    except Decline as declined:
-        return fall_back(layer, args, kwargs, declined.reason, declined.detail)
+    except Decline as problem:
+        # A copy without the traceback, which would keep the arguments alive.
+        declined = Decline(problem.reason, problem.detail)
+    if declined is not None:
+        outputs = fall_back(layer, args, kwargs, declined.reason, declined.detail)
+        # Only now: a call that stock Keras refuses too says nothing about the next one.
+        if declined.reason not in _PER_CALL:
+            cache.decline(layer, declined)
+        return outputs
     try:
         outputs = entry(args, kwargs)
     except Exception as error:
@@ -162,12 +169,7 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[.
         kind = kind_of_call(layer, args, kwargs)
         if cache.lowered_count >= MAX_ENTRIES:
             raise Decline(Reason.POLYMORPHIC)
-        try:
-            program = build(layer, kind)
-        except Decline as problem:
-            if problem.reason not in _PER_CALL:
-                cache.decline(layer, problem)
-            raise
+        program = build(layer, kind)
         barrier.protect(program)
         entry = guard.compile_entry(program, layer)
         if options.check != "off" and check.comparable(program):
