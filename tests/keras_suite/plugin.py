@@ -1,8 +1,9 @@
 """The pytest plugin of a run: stock or turbo, and one JSON line for each test.
 
 `KERAS_SUITE_MODE` is `stock`, `on` or `strict`; under `stock` keras_turbo is not even
-imported. `KERAS_SUITE_LOG` is the file that the lines go to. Loaded with `-p`, in the
-process that distributes the tests and in each worker.
+imported. `KERAS_SUITE_LOG` is the file that the lines go to, `KERAS_SUITE_TESTS` one that
+names the only tests to run. Loaded with `-p`, in the process that distributes the tests
+and in each worker.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import signal
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +23,7 @@ import torch
 
 MODE = os.environ.get("KERAS_SUITE_MODE", "stock")
 LOG = os.environ.get("KERAS_SUITE_LOG")
+TESTS = os.environ.get("KERAS_SUITE_TESTS")
 CHECK = os.environ.get("KERAS_SUITE_CHECK", "first")
 SECONDS = int(os.environ.get("KERAS_SUITE_SECONDS", "600"))
 
@@ -28,11 +34,29 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in ("requires_trainable_backend", "multi_device"):
         config.addinivalue_line("markers", f"{marker}: a marker of Keras's own tests")
     torch.set_num_threads(1)
+    sys.modules["conftest"] = _conftest()
     if MODE != "stock":
         _enable()
 
 
+def _conftest() -> ModuleType:
+    """What Keras's tests import from the `conftest` of its repository, which no wheel has."""
+    module = ModuleType("conftest")
+
+    def skip_if_backend(backend: str, reason: str) -> pytest.MarkDecorator:
+        return pytest.mark.skipif(backend == "torch", reason=reason)
+
+    module.skip_if_backend = skip_if_backend  # type: ignore[attr-defined]
+    return module
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # Addresses in the names of parametrized tests differ from process to process.
+        item._nodeid = re.sub(r"0x[0-9a-f]+", "0x", item.nodeid)
+    if TESTS:
+        wanted = set(Path(TESTS).read_text(encoding="utf-8").splitlines())
+        items[:] = [item for item in items if item.nodeid in wanted]
     for item in items:
         if "multi_device" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs several devices"))

@@ -110,11 +110,15 @@ class Suite:
         site = keras_source().parent.parent
         with tempfile.TemporaryDirectory(prefix="keras_suite_") as folder:
             log = Path(folder) / "log.jsonl"
-            targets = [str(path) for path in self.files]
+            files = [str(path) for path in self.files]
+            environment = self._environment(mode, folder, log)
             if tests is not None:
-                targets = [str(site / test) for test in tests]
-            listed = Path(folder) / "targets"
-            listed.write_text("\n".join(targets), encoding="utf-8")
+                files = sorted({str(site / test.partition("::")[0]) for test in tests})
+                chosen = Path(folder) / "tests"
+                chosen.write_text("\n".join(tests), encoding="utf-8")
+                environment["KERAS_SUITE_TESTS"] = str(chosen)
+            listed = Path(folder) / "files"
+            listed.write_text("\n".join(files), encoding="utf-8")
             command = [
                 *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
                 *("-c", str(HERE / "pytest.ini"), "--rootdir", str(site)),
@@ -131,7 +135,7 @@ class Suite:
             done = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=self._environment(mode, folder, log),
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
