@@ -41,7 +41,7 @@ def enable(mode: str = "on", check: str = "first") -> None:
     if "keras" not in sys.modules:
         import_hook.install(lambda: enable(mode, check))
         return
-    problem = _problem()
+    problem = obstacle()
     if problem is not None:
         _say_once(f"keras_turbo: not active: {problem}.")
         return
@@ -125,11 +125,13 @@ def lower(layer_or_model: Any, training: bool = False) -> fx.GraphModule:
         ) from declined
 
 
-def _problem() -> str | None:
+def obstacle() -> str | None:
     """Why the imported Keras cannot be served, found out without importing torch for it."""
-    backend = sys.modules["keras"].config.backend()
-    if backend != "torch":
-        return f"the Keras backend is '{backend}', not 'torch'"
+    settings = getattr(sys.modules["keras"], "config", None)
+    if settings is None:
+        return "this Keras is older than Keras 3"
+    if settings.backend() != "torch":
+        return f"the Keras backend is '{settings.backend()}', not 'torch'"
     try:
         from keras_turbo import compat
     except (ImportError, AttributeError) as error:
