@@ -23,12 +23,14 @@ _FRESH_AND_UNSAVED = frozenset(
         torch.conv3d,
         torch.add,
         torch.sub,
+        torch.mul,
         torch.batch_norm,
         torch.layer_norm,
         torch.group_norm,
         torch._C._nn.linear,
         operator.add,
         operator.sub,
+        operator.mul,
     }
 )
 """Functions whose result is new memory that their own gradient does not need."""
