@@ -219,7 +219,9 @@ def test_ratios_are_paired_and_noise_is_that_of_one_thing_against_itself():
     assert measure.difference([1.0, 20.0], [0.5, 19.5]) == 0.5
     assert measure.noise([1.0] * 30) == 0.0
     assert measure.noise([1.0]) == float("inf")
-    assert 0.05 < measure.noise([1.0, 1.1] * 15) < 0.15
+    assert measure.noise([1.0, 1.1] * 15) == pytest.approx(0.1)
+    assert measure.is_noise(0.92, 0.1) and not measure.is_noise(0.9, 0.1)
+    assert not measure.is_noise(0.01, 2.0)
 
 
 def test_numbers_are_printed_in_the_unit_that_suits_them():

@@ -110,9 +110,18 @@ def noise(samples: Sequence[float]) -> float:
     Every sample is paired with the next of the same contender, a whole round later. The
     noise is the far end of the 95% interval of the median of these ratios, from its order
     statistics, so that it is large where few rounds were run.
+
+    Returns:
+        The noise as a relative deviation: 0.1 means that a ratio from 1/1.1 to 1.1 says
+        nothing. Infinite if there are no two samples.
     """
-    ratios = sorted(b / a for a, b in itertools.pairwise(samples))
+    ratios = sorted(math.log(b / a) for a, b in itertools.pairwise(samples))
     if not ratios:
         return float("inf")
     lowest = max(0, math.floor(len(ratios) / 2 - 0.98 * math.sqrt(len(ratios))))
-    return max(abs(ratios[lowest] - 1), abs(ratios[-1 - lowest] - 1))
+    return math.expm1(max(abs(ratios[lowest]), abs(ratios[-1 - lowest])))
+
+
+def is_noise(ratio: float, noise: float) -> bool:
+    """Whether a ratio is no further from 1 than one thing measured against itself."""
+    return abs(math.log(ratio)) <= math.log1p(noise)

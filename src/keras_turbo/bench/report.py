@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from keras_turbo.bench.isolate import Part
+from keras_turbo.bench.measure import is_noise
 from keras_turbo.bench.overhead import Overhead
 from keras_turbo.bench.result import Result
 
@@ -120,7 +121,7 @@ def seconds(value: float) -> str:
 def ratio(value: float, noise: float) -> str:
     """A ratio, marked where it could as well be 1."""
     text = f"{value:.2f}" if value >= 0.095 else f"{value:.3f}"
-    return f"{text} (noise)" if abs(value - 1) < noise else text
+    return f"{text} (noise)" if is_noise(value, noise) else text
 
 
 def percent(value: float) -> str:
