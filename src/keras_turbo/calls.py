@@ -266,15 +266,16 @@ def _regularize_activity(ctx: Any, layer: Any, outputs: Any) -> None:
 
 
 class MaskWarning:
-    """Says, on each call, that a mask ends at a layer; stock Keras warns there too."""
+    """Says, on each call, that a mask ends at a layer, in stock Keras's words."""
 
     __module__ = "keras_turbo.calls"
 
     def __init__(self, layer: Any) -> None:
         self.__name__ = self.__qualname__ = "warn_mask_ends"
         self.text = (
-            f"The input of layer '{layer.name}' ({type(layer).__name__}) carries a mask, but "
-            "the layer has no masking support: the mask ends here."
+            f"Layer '{layer.name}' (of type {type(layer).__name__}) was passed an input with a "
+            "mask attached to it. However, this layer does not support masking and will therefore "
+            "destroy the mask information. Downstream layers will not see the mask."
         )
 
     def __call__(self) -> None:
