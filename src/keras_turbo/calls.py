@@ -17,7 +17,7 @@ from torch import fx
 from keras_turbo import compat, registry
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.specs import map_leaves
-from keras_turbo.tracing import Value, VariableValue
+from keras_turbo.tracing import is_value
 
 # Attributes that a call of any layer depends on.
 _ASSUMED = (
@@ -83,10 +83,6 @@ def call_layer(ctx: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def mask_of(item: Any) -> Any:
     """The Keras mask of a traced tensor, None where there is none."""
     return getattr(item, "_keras_mask", None) if isinstance(item, fx.Proxy) else None
-
-
-def is_value(item: Any) -> bool:
-    return type(item) in (Value, VariableValue)
 
 
 def _check_state(layer: Any) -> None:

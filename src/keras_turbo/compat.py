@@ -19,6 +19,8 @@ from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import nn as torch_nn
 from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
 from keras.src.layers.layer import CallContext, Layer
+from keras.src.losses.loss import Loss
+from keras.src.metrics.metric import Metric
 from keras.src.ops.function import Function
 from keras.src.ops.operation import Operation
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
@@ -34,6 +36,8 @@ __all__ = [
     "Function",
     "KerasTensor",
     "Layer",
+    "Loss",
+    "Metric",
     "Operation",
     "SeedGenerator",
     "Variable",

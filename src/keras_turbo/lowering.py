@@ -21,7 +21,7 @@ from keras_turbo.fallback import Decline, Reason, layer_path
 from keras_turbo.layout import relayout
 from keras_turbo.specs import CallKind, FakeSizes, Relation, TensorKind, map_leaves
 from keras_turbo.stocknode import StockCall, opaque_metas, stock_metas
-from keras_turbo.tracing import Tracer, Value, VariableValue
+from keras_turbo.tracing import Tracer, VariableValue
 from keras_turbo.views import RandomGuard, layer_view, view
 
 
@@ -273,12 +273,17 @@ class Trace:
     relations: list[Relation]
 
 
-def trace(layer: Any, kind: CallKind) -> Trace:
+Body = Callable[..., Any]
+
+
+def trace(layer: Any, kind: CallKind, body: Body | None = None) -> Trace:
     """Lower one layer for one kind of call.
 
     Args:
         layer: the layer or model.
         kind: dtypes, ranks, sizes and masks of the inputs, and the training flag.
+        body: what to lower instead of the plain call, as `body(ctx, layer, *args)`: a whole
+            training step, say.
 
     Raises:
         Decline: when the layer itself cannot be lowered.
@@ -286,7 +291,7 @@ def trace(layer: Any, kind: CallKind) -> Trace:
     problem: Decline | None = None
     for sizes in FakeSizes.strategies(kind):
         try:
-            return _trace(layer, kind, sizes)
+            return _trace(layer, kind, sizes, body)
         except Decline as declined:
             problem = problem or declined
             if declined.reason not in (Reason.CONTROL_FLOW, Reason.UNSUPPORTED):
@@ -295,7 +300,7 @@ def trace(layer: Any, kind: CallKind) -> Trace:
     raise problem
 
 
-def _trace(layer: Any, kind: CallKind, sizes: FakeSizes) -> Trace:
+def _trace(layer: Any, kind: CallKind, sizes: FakeSizes, body: Body | None) -> Trace:
     tracer = Tracer(compat.default_device())
     tracer.may_specialise = not sizes.last
     tracer.sizes = sizes
@@ -319,10 +324,9 @@ def _trace(layer: Any, kind: CallKind, sizes: FakeSizes) -> Trace:
     args, kwargs = map_leaves(leaf, (kind.args, kind.kwargs))
     if kind.has_training:
         kwargs = {**kwargs, "training": kind.training}
-    outputs = context.call(layer, *args, **kwargs)
+    if body is None:
+        outputs = context.call(layer, *args, **kwargs)
+    else:
+        outputs = body(context, layer, *args, **kwargs)
     return Trace(context, outputs, inputs, input_masks, sizes.fixed, sizes.relations)
 
-
-def is_value(item: Any) -> bool:
-    """Whether `item` is a traced tensor."""
-    return type(item) in (Value, VariableValue)

@@ -134,12 +134,12 @@ def _node_of(item: Any) -> Any:
     return item.node if isinstance(item, fx.Proxy) else item
 
 
-def build(layer: Any, kind: CallKind) -> Program:
-    """Lower a layer for a kind of call.
+def build(layer: Any, kind: CallKind, body: Any = None) -> Program:
+    """Lower a layer for a kind of call, or a step around it.
 
     Raises:
         Decline: when the layer itself cannot be lowered.
     """
     from keras_turbo.lowering import trace
 
-    return Program(layer, kind, trace(layer, kind))
+    return Program(layer, kind, trace(layer, kind, body))

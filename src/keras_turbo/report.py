@@ -34,18 +34,22 @@ def text() -> str:
     if dispatch is None or dispatch.journal is None:
         return "keras_turbo report: Keras ran without keras_turbo"
     from keras_turbo.explain import HEADER, cells
-    from keras_turbo.fallback import fallbacks
+    from keras_turbo.fallback import QUIET, fallbacks
 
     rows = sorted(dispatch.journal, key=lambda row: row.lowered)
     lowered = sum(row.lowered for row in rows)
     parts = [f"keras_turbo report: {lowered} layers lowered, {len(rows) - lowered} stock inside"]
     if rows:
         parts.append(tables.text_table(HEADER, cells(rows)))
-    counts = fallbacks()
+    quiet = {reason.name for reason in QUIET}
+    counts = [
+        (path, reason, count)
+        for (path, reason), count in fallbacks().items()
+        if reason.split(":")[0] not in quiet
+    ]
     if counts:
         parts.append("calls that ran stock Keras:")
-        lines = [(path, reason, count) for (path, reason), count in counts.items()]
-        parts.append(tables.text_table(("path", "reason", "calls"), lines))
+        parts.append(tables.text_table(("path", "reason", "calls"), counts))
     else:
         parts.append("no call ran stock Keras")
     return "\n".join(parts)

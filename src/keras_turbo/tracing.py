@@ -31,6 +31,10 @@ class Dim(fx.Proxy):
         super().__init__(node, tracer)
         self.metas = metas
 
+    @property
+    def __class__(self) -> type:
+        return torch.SymFloat if isinstance(self.metas[0], float) else torch.SymInt
+
     def __bool__(self) -> bool:
         raise Decline(Reason.CONTROL_FLOW, "a branch on a dynamic dimension")
 
@@ -40,7 +44,7 @@ class Dim(fx.Proxy):
     __int__ = __index__
 
     def _compare(self, symbol: str, other: Any) -> Any:
-        if isinstance(other, Dim):
+        if type(other) is Dim:
             metas = other.metas
         elif isinstance(other, numbers.Real):
             metas = (other, other)
@@ -189,6 +193,11 @@ class VariableValue(Value):
 
     def assign_sub(self, value: Any) -> Any:
         return self.assign(self - value)
+
+
+def is_value(item: Any) -> bool:
+    """Whether `item` is a traced tensor."""
+    return type(item) in (Value, VariableValue)
 
 
 class Tracer(fx.proxy.TracerBase):

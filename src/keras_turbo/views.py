@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
+from keras_turbo.tracing import is_value
 
 
 _view_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
@@ -70,17 +71,22 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     context, target = object.__getattribute__(self, "_turbo_view")
     if isinstance(target, compat.Layer):
         return context.call(target, *args, **kwargs)
-    return context.call_operation(target, *args, **kwargs)
+    if isinstance(target, compat.Operation):
+        return context.call_operation(target, *args, **kwargs)
+    return type(target).__call__(self, *args, **kwargs)
+
+
+_VIEWED = (compat.Operation, compat.Loss, compat.Metric)
 
 
 def view(context: Any, item: Any) -> Any:
     """The stand-in for an attribute's value."""
     if isinstance(item, compat.Variable):
         return context.variable(item)
-    if isinstance(item, compat.Operation):
+    if isinstance(item, _VIEWED):
         return layer_view(context, item)
     if isinstance(item, (list, tuple)) and any(
-        isinstance(entry, (compat.Variable, compat.Operation)) for entry in item
+        isinstance(entry, (compat.Variable, *_VIEWED)) for entry in item
     ):
         return [view(context, entry) for entry in item]
     if isinstance(item, torch.Tensor) and type(item) in (torch.Tensor, torch.nn.Parameter):
@@ -100,6 +106,17 @@ _RANDOM = frozenset(
 _READERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy})
 
 
+_MAKERS = _READERS | {torch.zeros, torch.ones, torch.full, torch.arange, torch.empty}
+
+
+def _holds_dimension(args: Any) -> bool:
+    return any(
+        isinstance(arg, fx.Proxy)
+        or (isinstance(arg, (tuple, list)) and any(isinstance(a, fx.Proxy) for a in arg))
+        for arg in args
+    )
+
+
 class RandomGuard(TorchFunctionMode):
     """Refuses random numbers while Keras's code is traced: they would become constants.
 
@@ -114,9 +131,11 @@ class RandomGuard(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _READERS and any(isinstance(arg, fx.Proxy) for arg in args):
+        if func in _READERS and any(is_value(arg) for arg in args):
             # These read a tensor's memory without asking it first.
             raise Decline(Reason.CONTROL_FLOW, f"torch.{func.__name__} of a traced tensor")
+        if func in _MAKERS and _holds_dimension(args):
+            return self.context.tracer.create_proxy("call_function", func, args, kwargs or {})
         if func in _RANDOM:
             raise Decline(Reason.UNSUPPORTED, f"random numbers ({func.__name__})")
         name = getattr(func, "__name__", "")
