@@ -99,7 +99,7 @@ def deopt(program: Any) -> None:
             return
         program.valid = False
         owner = program.owner()
-        cache = None if owner is None else owner.__dict__.get("_keras_turbo")
+        cache = None if owner is None else owner.__dict__.get(program.home)
         if cache is not None:
             cache.discard(program)
 

@@ -17,12 +17,14 @@ from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import nn as torch_nn
+from keras.src.backend.torch.trainer import TorchTrainer
 from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
 from keras.src.layers.layer import CallContext, Layer
 from keras.src.losses.loss import Loss
 from keras.src.metrics.metric import Metric
 from keras.src.ops.function import Function
 from keras.src.ops.operation import Operation
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from torch.nn.modules import module as _torch_module
 
@@ -31,6 +33,7 @@ __all__ = [
     "GLOBAL_SEED_GENERATOR",
     "GLOBAL_STATE",
     "AutocastScope",
+    "BaseOptimizer",
     "CallContext",
     "DTypePolicyMap",
     "Function",
@@ -40,6 +43,7 @@ __all__ = [
     "Metric",
     "Operation",
     "SeedGenerator",
+    "TorchTrainer",
     "Variable",
     "ambient",
     "backend",

@@ -33,3 +33,13 @@ def relayout(variable: Any, order: tuple[int, ...]) -> None:
             return
         inverse = sorted(range(len(order)), key=order.__getitem__)
         tensor.data = tensor.permute(order).contiguous().permute(inverse)
+
+
+def match(slot: Any, variable: Any) -> None:
+    """Give a state variable the memory order of the variable that it belongs to."""
+    tensor, like = slot._value, variable._value
+    if tensor.stride() == like.stride() or tensor.shape != like.shape:
+        return
+    with torch.no_grad():
+        if not compat.storage_is_shared(tensor):
+            tensor.data = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)

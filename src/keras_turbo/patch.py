@@ -67,6 +67,33 @@ def install(options: Options) -> None:
         original = getattr(torch.nn.Module, name)
         _apply(torch.nn.Module, name, _then(original, lambda self: barrier.changed(self, "hooks")))
     _apply(torch.nn.Module, "_apply", _then(torch.nn.Module._apply, _moved))
+    _install_training()
+
+
+def _install_training() -> None:
+    from keras_turbo.training import steps, update
+
+    trainer, optimizer = compat.TorchTrainer, compat.BaseOptimizer
+    steps.stock_train_step, steps.stock_test_step = trainer.train_step, trainer.test_step
+    update.stock_apply = optimizer.apply
+    _apply(trainer, "train_step", _wrapping(trainer.train_step, steps.train_step))
+    _apply(trainer, "test_step", _wrapping(trainer.test_step, steps.test_step))
+    _apply(optimizer, "apply", _wrapping(optimizer.apply, update.apply))
+    _apply(optimizer, "__setattr__", _preparing_setattr(optimizer.__setattr__))
+    _apply(compat.Metric, "__setattr__", _watching_setattr(compat.Metric.__setattr__))
+    _apply(compat.Loss, "__setattr__", _watching_setattr(compat.Loss.__setattr__))
+
+
+def _preparing_setattr(original: Callable[..., None]) -> Callable[..., None]:
+    from keras_turbo.training import update
+
+    @functools.wraps(original)
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        original(self, name, value)
+        if "_keras_turbo_update" in self.__dict__:
+            update.changed(self)
+
+    return __setattr__
 
 
 def remove() -> None:
@@ -81,6 +108,10 @@ def remove() -> None:
         owner = cache.owner()
         if owner is not None:
             owner.__dict__.pop("_keras_turbo", None)
+    from keras_turbo.training import steps, update
+
+    steps.forget()
+    update.forget()
     barrier.deopt_all()
 
 

@@ -38,6 +38,7 @@ class Program:
         rows: one row per layer, for `explain`.
         code: the Python source of `run`.
         run: the function itself; takes the input tensors and then their masks.
+        home: the attribute of the owner that holds the inline cache it is in.
         valid: False once an assumption broke.
         clear_losses: whether an outer call must clear recorded losses first.
     """
@@ -62,6 +63,7 @@ class Program:
         self.random = record.random or bool(record.draws)
         self.clear_losses = True
         self.adds_losses = bool(record.losses or record.stock_calls)
+        self.home = "_keras_turbo"
         self.valid = True
         self._finish(trace)
         run_passes(self.graph)

@@ -1,0 +1,154 @@
+"""What a step computes, as plain calls on traced values.
+
+The forward pass goes through the lowering context; the compiled loss, the additional
+losses, the loss tracker and the compiled metrics are Keras's own code, traced through
+stand-ins, so that their state writes become effects of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from keras.src.backend.torch.trainer import TorchTrainer
+from keras.src.metrics.reduction_metrics import Mean
+from keras.src.models.model import Model
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+from keras.src.trainers.trainer import Trainer
+
+from keras_turbo import compat
+from keras_turbo.fallback import Decline, Reason
+from keras_turbo.tracing import is_value
+
+_METHODS = (
+    "compute_loss",
+    "_compute_loss",
+    "compute_metrics",
+    "get_metrics_result",
+    "metrics",
+    "_aggregate_additional_loss",
+    "losses",
+    "trainable_weights",
+    "zero_grad",
+)
+_PARTS = ("_compile_loss", "_compile_metrics", "_loss_tracker", "optimizer", "_metrics", "compiled")
+
+
+def check(model: Any, training: bool) -> None:
+    """Decline a model that changes what a step does."""
+    kind = type(model)
+    for name in _METHODS:
+        if getattr(kind, name) is not getattr(Model, name) or name in vars(model):
+            raise Decline(Reason.OVERRIDE, f"{kind.__name__}.{name}")
+    if kind.train_step is not TorchTrainer.train_step and training:
+        raise Decline(Reason.OVERRIDE, f"{kind.__name__}.train_step")
+    if not model._call_has_training_arg or not model.compiled:
+        raise Decline(Reason.UNSUPPORTED, "a model that is not compiled")
+    if type(model._loss_tracker) is not Mean:
+        raise Decline(Reason.UNSUPPORTED, "another loss tracker")
+    if training:
+        if model.optimizer is None or not model.trainable_weights:
+            raise Decline(Reason.UNSUPPORTED, "nothing to train")
+        if getattr(model.optimizer, "inner_optimizer", None) is not None:
+            raise Decline(Reason.UNSUPPORTED, "an optimizer around another")
+        if model.optimizer.loss_scale_factor is not None:
+            raise Decline(Reason.UNSUPPORTED, "loss scaling")
+    for part, expected in (
+        (model._compile_loss, CompileLoss),
+        (model._compile_metrics, CompileMetrics),
+    ):
+        if part is not None and type(part) is not expected:
+            raise Decline(Reason.UNSUPPORTED, f"{type(part).__name__}")
+
+
+def train(ctx: Any, model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """The loss and the logs of a training step."""
+    return _step(ctx, model, x, y, sample_weight, True)
+
+
+def test(ctx: Any, model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """The loss and the logs of an evaluation step."""
+    return _step(ctx, model, x, y, sample_weight, False)
+
+
+def _step(
+    ctx: Any, model: Any, x: Any, y: Any, sample_weight: Any, training: bool
+) -> tuple[Any, Any]:
+    ctx.depend(model, *_PARTS, *_METHODS, "train_step", "test_step")
+    for layer in (model, *model._flatten_layers(include_self=False)):
+        ctx.depend(layer, "_trainable", "_layers", "_losses_override")
+    for variable in model.variables:
+        ctx.depend(variable, "_trainable", "_regularizer")
+    y_pred = ctx.call(model, x, training=training)
+    loss = _total_loss(ctx, model, y, y_pred, sample_weight)
+    batch = _batch_size(x)
+    with torch.no_grad():
+        _track(ctx, model._loss_tracker, loss.detach(), batch)
+        metrics = model._compile_metrics
+        if metrics is not None:
+            detached = compat.tree.map_structure(_detach, y_pred)
+            ctx.trace(ctx.view(metrics).update_state, y, detached, sample_weight)
+        logs = _logs(ctx, model)
+    return loss, logs
+
+
+def _detach(item: Any) -> Any:
+    mask = getattr(item, "_keras_mask", None)
+    item = item.detach()
+    if mask is not None:
+        item._keras_mask = mask
+    return item
+
+
+def _batch_size(x: Any) -> Any:
+    return next(item for item in compat.tree.flatten(x) if item is not None).shape[0]
+
+
+def _total_loss(ctx: Any, model: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    losses = []
+    if model._compile_loss is not None:
+        loss = ctx.trace(ctx.view(model._compile_loss), y, y_pred, sample_weight)
+        if loss is not None:
+            losses.append(loss)
+    losses += _additional_losses(ctx, model)
+    if not losses:
+        raise Decline(Reason.UNSUPPORTED, "no loss")
+    total = losses[0]
+    if len(losses) > 1:
+        total = torch.sum(torch.stack([item.reshape(()) for item in losses]))
+    if not is_value(total) or total.ndim:
+        raise Decline(Reason.UNSUPPORTED, "a loss that is no scalar")
+    return total
+
+
+def _additional_losses(ctx: Any, model: Any) -> list[Any]:
+    """Recorded losses in the order of the layers, then the weights' regularizers."""
+    if model._losses_override:
+        raise Decline(Reason.UNSUPPORTED, "overridden losses")
+    recorded = ctx.record.losses
+    losses = []
+    for layer in (model, *model._flatten_layers(include_self=False)):
+        losses += [value for owner, value in recorded if owner is layer]
+    for variable in model.trainable_weights:
+        if variable.regularizer is not None:
+            losses.append(ctx.trace(variable.regularizer, ctx.variable(variable)))
+    return losses
+
+
+def _track(ctx: Any, tracker: Any, loss: Any, batch: Any) -> None:
+    """The loss tracker's running mean, weighted by the batch size."""
+    total, count = ctx.variable(tracker.total), ctx.variable(tracker.count)
+    ctx.assign(tracker.total, total + loss.to(total.dtype) * batch)
+    ctx.assign(tracker.count, count + batch)
+
+
+def _logs(ctx: Any, model: Any) -> dict[str, Any]:
+    """Every metric's result after this step, by name."""
+    logs: dict[str, Any] = {}
+    for metric in model.metrics:
+        result = ctx.trace(ctx.view(metric).result)
+        if isinstance(result, dict):
+            logs.update(result)
+        else:
+            logs[metric.name] = result
+    return logs
