@@ -23,6 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="PATH", help="under keras/src")
     parser.add_argument("-k", dest="keyword", help="pytest's -k")
     parser.add_argument("--check", default="first", choices=("off", "first", "always"))
+    parser.add_argument(
+        "--deep", action="store_true", help="programs also for first calls, every call compared"
+    )
     parser.add_argument("--json", help="write the whole comparison there")
     options = parser.parse_args(argv)
 
@@ -30,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     files = select(only)
     if not files:
         parser.error(f"no test files under {only}")
-    suite = Suite(files, jobs=options.jobs, keyword=options.keyword, check=options.check)
+    suite = Suite(files, jobs=options.jobs, keyword=options.keyword, check=options.check, deep=options.deep)
     print(suite.header(only), flush=True)
     stock = suite.run("stock")
     print(stock.summary(), flush=True)

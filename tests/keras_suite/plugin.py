@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ MODE = os.environ.get("KERAS_SUITE_MODE", "stock")
 LOG = os.environ.get("KERAS_SUITE_LOG")
 TESTS = os.environ.get("KERAS_SUITE_TESTS")
 CHECK = os.environ.get("KERAS_SUITE_CHECK", "first")
+DEEP = os.environ.get("KERAS_SUITE_DEEP") == "1"
 SECONDS = int(os.environ.get("KERAS_SUITE_SECONDS", "600"))
 
 _counts: collections.Counter[str] = collections.Counter()
@@ -34,9 +35,21 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in ("requires_trainable_backend", "multi_device"):
         config.addinivalue_line("markers", f"{marker}: a marker of Keras's own tests")
     torch.set_num_threads(1)
+    _stable_names()
     sys.modules["conftest"] = _conftest()
     if MODE != "stock":
         _enable()
+
+
+def _stable_names() -> None:
+    """Take out of test names the addresses, which differ from process to process."""
+    original = pytest.Item.nodeid
+    assert isinstance(original, property)
+    assert original.fget is not None
+    read = original.fget
+    pytest.Item.nodeid = property(  # type: ignore[method-assign, assignment]
+        lambda item: re.sub(r"0x[0-9a-f]+", "0x", read(item))
+    )
 
 
 def _conftest() -> ModuleType:
@@ -51,9 +64,6 @@ def _conftest() -> ModuleType:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        # Addresses in the names of parametrized tests differ from process to process.
-        item._nodeid = re.sub(r"0x[0-9a-f]+", "0x", item.nodeid)
     if TESTS:
         wanted = set(Path(TESTS).read_text(encoding="utf-8").splitlines())
         items[:] = [item for item in items if item.nodeid in wanted]
@@ -84,6 +94,57 @@ def _enable() -> None:
         return program
 
     dispatch.build = counting_build
+    if DEEP:
+        _serve_first_calls(dispatch)
+        _check_with_gradients(dispatch)
+
+
+def _serve_first_calls(dispatch: Any) -> None:
+    """Build a layer before its first call, so that already that call can run a program.
+
+    Keras's tests call most layers once; without this they would say little about programs.
+    """
+    miss = dispatch.miss
+
+    def building_miss(layer: Any, args: Any, kwargs: Any) -> Any:
+        if not getattr(layer, "built", True) and not dispatch.guard.thread_state.stock:
+            if not dispatch._symbolic(args, kwargs) and dispatch.guard.ambient_reason() is None:
+                with dispatch.guard_stock():
+                    _build(layer, args, kwargs)
+        return miss(layer, args, kwargs)
+
+    dispatch.miss = building_miss
+
+
+def _build(layer: Any, args: Any, kwargs: Any) -> None:
+    from keras.src import backend, tree
+    from keras.src.layers.layer import CallSpec
+
+    def convert(item: Any) -> Any:
+        converted = layer.dtype_policy.convert_input(item, layer.autocast, layer.input_dtype)
+        mask = backend.get_keras_mask(item)
+        if mask is not None:
+            backend.set_keras_mask(converted, mask)
+        return converted
+
+    try:
+        if layer._convert_input_args:
+            args, kwargs = tree.map_structure(convert, args), tree.map_structure(convert, kwargs)
+        spec = CallSpec(layer._call_signature, layer._call_context_args, args, kwargs)
+        layer._assert_input_compatibility(spec.first_arg)
+        with layer._open_name_scope():
+            layer._maybe_build(spec)
+    except Exception:  # noqa: BLE001, the call that follows meets the same error
+        pass
+
+
+def _check_with_gradients(dispatch: Any) -> None:
+    """Compare every call of every comparable program, also where gradients are recorded."""
+    from keras_turbo import check
+
+    checking = check.checking
+    check.checking = lambda program, entry, _: checking(program, entry, always=True)
+    check.torch = SimpleNamespace(**{**vars(torch), "is_grad_enabled": lambda: False})
 
 
 def _fallbacks() -> collections.Counter[str]:

@@ -89,11 +89,14 @@ class Run:
 class Suite:
     """The chosen test files, and how to run them."""
 
-    def __init__(self, files: list[Path], jobs: int, keyword: str | None, check: str) -> None:
+    def __init__(
+        self, files: list[Path], jobs: int, keyword: str | None, check: str, deep: bool = False
+    ) -> None:
         self.files = files
         self.jobs = jobs
         self.keyword = keyword
         self.check = check
+        self.deep = deep
 
     def header(self, only: list[str]) -> str:
         versions = ", ".join(
@@ -157,6 +160,7 @@ class Suite:
             "KERAS_SUITE_MODE": mode,
             "KERAS_SUITE_LOG": str(log),
             "KERAS_SUITE_CHECK": self.check,
+            "KERAS_SUITE_DEEP": str(int(self.deep)),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
