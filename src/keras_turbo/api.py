@@ -133,7 +133,9 @@ def obstacle() -> str | None:
     if settings.backend() != "torch":
         return f"the Keras backend is '{settings.backend()}', not 'torch'"
     try:
-        from keras_turbo import compat
+        from keras_turbo import compat, rules
+
+        rules.load()
     except (ImportError, AttributeError) as error:
         return f"this Keras or torch is not supported ({error})"
     return compat.unsupported()

@@ -18,6 +18,7 @@ from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import nn as torch_nn
 from keras.src.backend.torch.trainer import TorchTrainer
+from keras.src.callbacks.callback_list import CallbackList
 from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
 from keras.src.layers.layer import CallContext, Layer
 from keras.src.losses.loss import Loss
@@ -26,15 +27,19 @@ from keras.src.ops.function import Function
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.trainer import Trainer
 from torch.nn.modules import module as _torch_module
 
 __all__ = [
     "DEFAULT_DEVICE",
     "GLOBAL_SEED_GENERATOR",
     "GLOBAL_STATE",
+    "ArrayDataAdapter",
     "AutocastScope",
     "BaseOptimizer",
     "CallContext",
+    "CallbackList",
     "DTypePolicyMap",
     "Function",
     "KerasTensor",
@@ -44,6 +49,7 @@ __all__ = [
     "Operation",
     "SeedGenerator",
     "TorchTrainer",
+    "Trainer",
     "Variable",
     "ambient",
     "backend",

@@ -71,7 +71,7 @@ def install(options: Options) -> None:
 
 
 def _install_training() -> None:
-    from keras_turbo.training import steps, update
+    from keras_turbo.training import batches, loop, steps, update
 
     trainer, optimizer = compat.TorchTrainer, compat.BaseOptimizer
     steps.stock_train_step, steps.stock_test_step = trainer.train_step, trainer.test_step
@@ -82,6 +82,19 @@ def _install_training() -> None:
     _apply(optimizer, "__setattr__", _preparing_setattr(optimizer.__setattr__))
     _apply(compat.Metric, "__setattr__", _watching_setattr(compat.Metric.__setattr__))
     _apply(compat.Loss, "__setattr__", _watching_setattr(compat.Loss.__setattr__))
+    base, callbacks, adapter = compat.Trainer, compat.CallbackList, compat.ArrayDataAdapter
+    loop.stock_reset_metrics, loop.stock_symbolic_build = base.reset_metrics, base._symbolic_build
+    _apply(base, "reset_metrics", _wrapping(base.reset_metrics, loop.reset_metrics))
+    _apply(base, "_symbolic_build", _wrapping(base._symbolic_build, loop.symbolic_build))
+    for mode in ("train", "test", "predict"):
+        for moment in ("begin", "end"):
+            name = f"on_{mode}_batch_{moment}"
+            listeners = (name, f"on_batch_{moment}") if mode == "train" else (name,)
+            stock = getattr(callbacks, name)
+            _apply(callbacks, name, _wrapping(stock, loop.quiet(stock, *listeners)))
+    batches.stock_get_torch_dataloader = adapter.get_torch_dataloader
+    replacement = _wrapping(adapter.get_torch_dataloader, batches.get_torch_dataloader)
+    _apply(adapter, "get_torch_dataloader", replacement)
 
 
 def _preparing_setattr(original: Callable[..., None]) -> Callable[..., None]:

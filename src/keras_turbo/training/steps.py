@@ -35,6 +35,7 @@ class StepCache:
         self.declined: dict[bool, Decline] = {}
         self.parameters: list[torch.Tensor] = []
         self.trainable: list[Any] = []
+        self.states: list[torch.Tensor] | None = None
 
     def discard(self, program: Any) -> None:
         """Forget everything: what one step assumed, the others assumed too."""

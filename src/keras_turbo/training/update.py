@@ -60,6 +60,10 @@ class Update:
 
     def run(self, grads: Sequence[Any]) -> None:
         """Update the variables, the optimizer's state and its iteration counter."""
+        with torch.no_grad():
+            self._run(grads)
+
+    def _run(self, grads: Sequence[Any]) -> None:
         grads = [
             grad if grad.stride() == stride else _with_strides(grad, parameter)
             for grad, stride, parameter in zip(grads, self.strides, self.parameters, strict=True)
@@ -75,8 +79,7 @@ def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         return _miss(self, grads, trainable_variables)
     if not update.serves(grads, trainable_variables):
         return _miss(self, grads, trainable_variables)
-    with torch.no_grad():
-        update.run(grads)
+    update.run(grads)
     return None
 
 
@@ -105,8 +108,7 @@ def _miss(optimizer: Any, grads: Any, variables: Any) -> Any:
     if not update.serves(grads, variables):
         return stock_apply(optimizer, grads, variables)
     _keep(optimizer, update)
-    with torch.no_grad():
-        update.run(grads)
+    update.run(grads)
     return None
 
 
