@@ -268,11 +268,7 @@ class MaskWarning:
 
     def __init__(self, layer: Any) -> None:
         self.__name__ = self.__qualname__ = "warn_mask_ends"
-        self.text = (
-            f"Layer '{layer.name}' (of type {type(layer).__name__}) was passed an input with a "
-            "mask attached to it. However, this layer does not support masking and will therefore "
-            "destroy the mask information. Downstream layers will not see the mask."
-        )
+        self.text = compat.mask_warning(layer.name, type(layer).__name__)
 
     def __call__(self) -> None:
         warnings.warn(self.text, stacklevel=2)

@@ -6,6 +6,7 @@ so that a new release breaks one file and not twenty.
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import metadata
 from typing import Any
@@ -60,6 +61,7 @@ __all__ = [
     "has_hooks",
     "is_float",
     "large_negative",
+    "mask_warning",
     "opaque_attention",
     "result_type",
     "storage_is_shared",
@@ -124,6 +126,17 @@ def is_float(dtype: torch.dtype) -> bool:
 def result_type(*kinds: Any) -> torch.dtype:
     """Keras's promoted dtype; without 64-bit numbers, float64 comes out as float32."""
     return to_torch_dtype(dtypes.result_type(*kinds))
+
+
+def mask_warning(name: str, kind: str) -> str:
+    """The installed Keras's warning for a layer at which a mask ends.
+
+    Users filter warnings by their text, so it is taken from Keras's own code.
+    """
+    code = inspect.unwrap(Layer.__call__).__code__
+    wanted = [c for c in code.co_consts if isinstance(c, str) and "mask attached to it" in c]
+    ending = wanted[0] if wanted else ") has no masking support: the mask of its input ends here."
+    return f"Layer '{name}' (of type {kind}{ending}"
 
 
 large_negative = torch_nn._get_large_negative

@@ -25,6 +25,7 @@ class _KerasFinder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        del path, target
         if name != "keras" or self.asking_others:
             return None
         self.asking_others = True

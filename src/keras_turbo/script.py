@@ -118,7 +118,7 @@ def _show_without_our_frames() -> None:
     """Let the interpreter show the exception as if the script had been run by itself."""
     show = sys.excepthook
 
-    def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
+    def excepthook(kind: Any, error: BaseException, _: types.TracebackType | None) -> None:
         sys.excepthook = show
         _clean(error, set())
         sys.last_traceback = error.__traceback__

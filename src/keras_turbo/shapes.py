@@ -157,6 +157,8 @@ def _binary(a: Any, b: Any) -> torch.Tensor | None:
         if shape == a.shape:
             return torch.empty_like(a)
         return torch.empty(shape, dtype=a.dtype, device="meta")
+    if not (a_tensor or b_tensor):
+        return None
     tensor, number = (a, b) if a_tensor else (b, a)
     if type(number) not in (int, float) or not tensor.dtype.is_floating_point:
         return None

@@ -82,7 +82,7 @@ def _random_state() -> tuple[Any, ...]:
     generator = compat.ambient().get(compat.GLOBAL_SEED_GENERATOR)
     return (
         random.getstate(),
-        np.random.get_state(),  # noqa: NPY002, Keras users seed the global generator
+        np.random.get_state(),
         torch.get_rng_state(),
         torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         generator,
@@ -93,7 +93,7 @@ def _random_state() -> tuple[Any, ...]:
 def _restore_random_state(state: tuple[Any, ...]) -> None:
     python, numpy, cpu, cuda, generator, seed = state
     random.setstate(python)
-    np.random.set_state(numpy)  # noqa: NPY002
+    np.random.set_state(numpy)
     torch.set_rng_state(cpu)
     if cuda:
         torch.cuda.set_rng_state_all(cuda)

@@ -8,6 +8,7 @@ comes out equal at both sizes is static; the others are read from the tensor at 
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 from collections.abc import Callable
@@ -132,10 +133,14 @@ class Value(fx.Proxy):
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> Any:
-        total: Any = 1
+        known = math.prod(size for size in self.shape if isinstance(size, int))
+        total: Any = None
         for size in self.shape:
-            total = total * size
-        return total
+            if type(size) is Dim:
+                total = size if total is None else total * size
+        if total is None:
+            return known
+        return total if known == 1 else total * known
 
     def __len__(self) -> Any:
         size = self.shape[0]

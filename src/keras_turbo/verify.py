@@ -166,9 +166,7 @@ def verify(model: Any, *inputs: Any, training: bool = False) -> Verification:
     return Verification((*_compare(ours, stock, args, names, model), *rows), training)
 
 
-def _run(
-    snapshot: Snapshot, model: Any, args: Any, call: Callable[[Any], Any]
-) -> _Run:
+def _run(snapshot: Snapshot, model: Any, args: Any, call: Callable[[Any], Any]) -> _Run:
     given = map_leaves(_leaf, args)
     tensors = list(_tensors(given))
     weights = [v._value for v in model.trainable_variables]
@@ -216,9 +214,7 @@ def _projections(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield (leaf.to(dtype) * weights).sum()
 
 
-def _gradients(
-    parts: list[torch.Tensor], wanted: list[torch.Tensor]
-) -> list[torch.Tensor | None]:
+def _gradients(parts: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor | None]:
     parts = [part for part in parts if part.requires_grad]
     if not parts or not wanted:
         return [None] * len(wanted)
@@ -278,7 +274,7 @@ def _pairs(
         if isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor):
             problem = _difference(kind, got, want)
             yield VerificationRow(name, kind, _error(got, want), problem is None, problem or "")
-        elif got is None and want is None or got == want:
+        elif (got is None and want is None) or got == want:
             yield VerificationRow(name, kind, 0.0, True)
         else:
             detail = "there on one side only" if None in (got, want) else f"{got!r} not {want!r}"

@@ -133,7 +133,12 @@ def _finish(  # noqa: PLR0913, everything a convolution needs
     last: bool,
 ) -> Any:
     """Convolve, add the bias, activate, and put the axes back."""
-    outputs = _convolve(x, weight, bias, padding, strides, dilation)
+    # In training the bias stays an addition of its own, as in stock Keras: a fused one
+    # rounds differently, and adaptive optimizers amplify that.
+    fused = None if ctx.training else bias
+    outputs = _convolve(x, weight, fused, padding, strides, dilation)
+    if bias is not None and fused is None:
+        outputs = outputs + bias.reshape((-1,) + (1,) * (weight.ndim - 2))
     function = ctx.read(layer, "activation")
     if is_elementwise(function):
         outputs, function = ctx.apply(function, outputs), None

@@ -19,6 +19,7 @@ from keras.src.trainers.trainer import Trainer
 from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.tracing import is_value
+from keras_turbo.training.reductions import loss_value, result, update_metric
 
 _METHODS = (
     "compute_loss",
@@ -87,9 +88,20 @@ def _step(
         metrics = model._compile_metrics
         if metrics is not None:
             detached = compat.tree.map_structure(_detach, y_pred)
-            ctx.trace(ctx.view(metrics).update_state, y, detached, sample_weight)
+            _update_metrics(ctx, metrics, y, detached, sample_weight)
         logs = _logs(ctx, model)
     return loss, logs
+
+
+def _update_metrics(ctx: Any, metrics: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    single = is_value(y) and is_value(y_pred) and sample_weight is None
+    if not single or len(metrics._flat_metrics) != 1:
+        ctx.trace(ctx.view(metrics).update_state, y, y_pred, sample_weight)
+        return
+    ctx.depend(metrics, "_flat_metrics", "_flat_weighted_metrics")
+    for group in (*metrics._flat_metrics, *metrics._flat_weighted_metrics):
+        for metric in group.metrics if group else ():
+            update_metric(ctx, metric, y, y_pred, None)
 
 
 def _detach(item: Any) -> Any:
@@ -107,7 +119,7 @@ def _batch_size(x: Any) -> Any:
 def _total_loss(ctx: Any, model: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     losses = []
     if model._compile_loss is not None:
-        loss = ctx.trace(ctx.view(model._compile_loss), y, y_pred, sample_weight)
+        loss = _compiled_loss(ctx, model._compile_loss, y, y_pred, sample_weight)
         if loss is not None:
             losses.append(loss)
     losses += _additional_losses(ctx, model)
@@ -119,6 +131,20 @@ def _total_loss(ctx: Any, model: Any, y: Any, y_pred: Any, sample_weight: Any) -
     if not is_value(total) or total.ndim:
         raise Decline(Reason.UNSUPPORTED, "a loss that is no scalar")
     return total
+
+
+def _compiled_loss(ctx: Any, compiled: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """The compiled loss; for one output without the walk over structures."""
+    parts = ctx.view(compiled)._flat_losses
+    if not (is_value(y) and is_value(y_pred)) or len(parts) != 1:
+        return ctx.trace(ctx.view(compiled), y, y_pred, sample_weight)
+    path, loss, weight, _ = parts[0]
+    if path or (sample_weight is not None and not is_value(sample_weight)):
+        return ctx.trace(ctx.view(compiled), y, y_pred, sample_weight)
+    value = loss_value(ctx, loss, y, y_pred, sample_weight)
+    dtype = compat.to_torch_dtype(compiled.dtype)
+    value = value if value.dtype == dtype else value.to(dtype)
+    return value if weight is None else torch.mul(value, weight)
 
 
 def _additional_losses(ctx: Any, model: Any) -> list[Any]:
@@ -146,9 +172,25 @@ def _logs(ctx: Any, model: Any) -> dict[str, Any]:
     """Every metric's result after this step, by name."""
     logs: dict[str, Any] = {}
     for metric in model.metrics:
-        result = ctx.trace(ctx.view(metric).result)
-        if isinstance(result, dict):
-            logs.update(result)
+        if type(metric) is CompileMetrics:
+            logs.update(_compiled_results(ctx, metric))
+            continue
+        value = result(ctx, metric)
+        if isinstance(value, dict):
+            logs.update(value)
         else:
-            logs[metric.name] = result
+            logs[metric.name] = value
     return logs
+
+
+def _compiled_results(ctx: Any, metrics: Any) -> dict[str, Any]:
+    """The compiled metrics' results under the names that stock Keras gives them."""
+    flat = [m for group in metrics._flat_metrics if group for m in group.metrics]
+    names = [metric.name for metric in flat]
+    weighted = any(metrics._flat_weighted_metrics)
+    if weighted or len(metrics._flat_metrics) != 1 or len(set(names)) != len(names):
+        return ctx.trace(ctx.view(metrics).result)
+    prefix = metrics._flat_metrics[0].output_name if flat else None
+    if prefix:
+        return ctx.trace(ctx.view(metrics).result)
+    return {metric.name: result(ctx, metric) for metric in flat}

@@ -1,0 +1,96 @@
+"""Losses and running means reduced in a few operations.
+
+Keras reduces them with general code: shapes become tensors, divisions guard every element
+against zero. For a scalar the same value takes one addition or division. Everything with
+weights or masks goes through Keras's own code, traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from keras.src.losses.loss import reduce_weighted_values
+from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
+
+from keras_turbo import compat
+from keras_turbo.calls import mask_of
+from keras_turbo.tracing import is_value
+
+_AVERAGES = frozenset({"sum_over_batch_size", "mean", "mean_with_sample_weight"})
+
+
+def quotient(total: torch.Tensor, count: Any) -> torch.Tensor:
+    """A scalar divided by a number, zero where that is zero."""
+    return total / count if count else torch.zeros_like(total)
+
+
+quotient.meta = lambda total, count: torch.empty_like(total)  # type: ignore[attr-defined]
+
+
+def loss_value(ctx: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """What a Keras loss object returns for traced tensors."""
+    if type(loss).__call__ is not compat.Loss.__call__ or not is_value(y_true):
+        return ctx.trace(ctx.view(loss), y_true, y_pred, sample_weight)
+    in_mask = mask_of(y_pred)
+    dtype = compat.to_torch_dtype(loss.dtype)
+    y_pred, y_true = _to(y_pred, dtype), _to(y_true, dtype)
+    view = ctx.view(loss)
+    values = ctx.trace(view.call, y_true, y_pred)
+    reduction = view.reduction
+    masks = [mask for mask in (in_mask, mask_of(values)) if mask is not None]
+    plain = sample_weight is None and not masks and reduction in _AVERAGES
+    if plain and is_value(values) and values.ndim > 0 and values.dtype == dtype:
+        return divide(ctx, torch.sum(values), values.numel())
+    mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
+    return ctx.trace(
+        reduce_weighted_values,
+        values,
+        sample_weight=sample_weight,
+        mask=mask,
+        reduction=reduction,
+        dtype=loss.dtype,
+    )
+
+
+def divide(ctx: Any, total: Any, count: Any) -> Any:
+    """`quotient` as one operation of the program."""
+    if isinstance(count, int):
+        return total / count if count else torch.zeros_like(total)
+    return ctx.tracer.create_proxy("call_function", quotient, (total, count), {})
+
+
+def _to(value: Any, dtype: torch.dtype) -> Any:
+    return value if value.dtype == dtype else value.to(dtype)
+
+
+def update_metric(ctx: Any, metric: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Update one compiled metric with traced tensors."""
+    kind = type(metric)
+    simple = (
+        isinstance(metric, MeanMetricWrapper)
+        and kind.update_state is MeanMetricWrapper.update_state
+        and sample_weight is None
+        and mask_of(y_pred) is None
+    )
+    if not simple:
+        ctx.trace(ctx.view(metric).update_state, y_true, y_pred, sample_weight=sample_weight)
+        return
+    view = ctx.view(metric)
+    values = ctx.trace(view._fn, y_true, y_pred, **view._fn_kwargs)
+    dtype = compat.to_torch_dtype(metric.dtype)
+    values = _to(values, dtype)
+    if values.ndim > 1:
+        values = torch.mean(values, list(range(1, values.ndim)))
+    count = values.shape[0] if values.ndim else 1
+    ctx.assign(metric.total, ctx.variable(metric.total) + torch.sum(values))
+    ctx.assign(metric.count, ctx.variable(metric.count) + count)
+
+
+def result(ctx: Any, metric: Any) -> Any:
+    """A metric's result after its update."""
+    if isinstance(metric, Mean) and type(metric).result is Mean.result:
+        return ctx.tracer.create_proxy(
+            "call_function", quotient, (ctx.variable(metric.total), ctx.variable(metric.count)), {}
+        )
+    return ctx.trace(ctx.view(metric).result)
