@@ -2,8 +2,7 @@
 
 `KERAS_SUITE_MODE` is `stock`, `on` or `strict`; under `stock` keras_turbo is not even
 imported. `KERAS_SUITE_LOG` is the file that the lines go to, `KERAS_SUITE_TESTS` one that
-names the only tests to run. Loaded with `-p`, in the process that distributes the tests
-and in each worker.
+names the only tests to run. Loaded with `-p`.
 """
 
 from __future__ import annotations
@@ -35,21 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in ("requires_trainable_backend", "multi_device"):
         config.addinivalue_line("markers", f"{marker}: a marker of Keras's own tests")
     torch.set_num_threads(1)
-    _stable_names()
     sys.modules["conftest"] = _conftest()
     if MODE != "stock":
         _enable()
 
 
-def _stable_names() -> None:
-    """Take out of test names the addresses, which differ from process to process."""
-    original = pytest.Item.nodeid
-    assert isinstance(original, property)
-    assert original.fget is not None
-    read = original.fget
-    pytest.Item.nodeid = property(  # type: ignore[method-assign, assignment]
-        lambda item: re.sub(r"0x[0-9a-f]+", "0x", read(item))
-    )
+def _stable(name: str) -> str:
+    """A test's name without the addresses in it, which differ from process to process."""
+    return re.sub(r"0x[0-9a-f]+", "0x", name)
 
 
 def _conftest() -> ModuleType:
@@ -66,7 +58,7 @@ def _conftest() -> ModuleType:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if TESTS:
         wanted = set(Path(TESTS).read_text(encoding="utf-8").splitlines())
-        items[:] = [item for item in items if item.nodeid in wanted]
+        items[:] = [item for item in items if _stable(item.nodeid) in wanted]
     for item in items:
         if "multi_device" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs several devices"))
@@ -185,8 +177,6 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        return
     if report.when != "call" and report.passed:
         return
     outcome = report.outcome
@@ -194,7 +184,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         outcome = "xfailed" if report.skipped else "xpassed"
     _write(
         {
-            "test": report.nodeid,
+            "test": _stable(report.nodeid),
             "outcome": outcome,
             "when": report.when,
             "seconds": round(report.duration, 3),
@@ -205,7 +195,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.passed or os.environ.get("PYTEST_XDIST_WORKER"):
+    if report.passed:
         return
     _write(
         {

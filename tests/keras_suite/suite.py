@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,10 @@ ROOT = HERE.parent.parent
 
 _ELSEWHERE = ("backend/jax", "backend/tensorflow", "backend/openvino", "backend/numpy")
 """Tests of other backends."""
+
+
+_COMPLETE = (0, 1, 5)
+"""Exit codes with which pytest has run all that it was given, or found nothing to run."""
 
 
 def keras_source() -> Path:
@@ -65,7 +70,6 @@ class Run:
 
     mode: str
     seconds: float = 0.0
-    exit_code: int = 0
     results: dict[str, Result] = field(default_factory=dict)
     uncollected: dict[str, str] = field(default_factory=dict)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -83,7 +87,7 @@ class Run:
             if self.count(outcome) or outcome in ("passed", "failed")
         )
         text = f"{name}: {numbers} in {self.seconds:.0f} s"
-        return text if self.results else f"{text}\n{self.output[-3000:]}"
+        return f"{text}\n{self.output}".rstrip()
 
 
 class Suite:
@@ -111,54 +115,60 @@ class Suite:
     def run(self, mode: str, tests: list[str] | None = None) -> Run:
         """Run the files, or only some tests of them, in one mode."""
         site = keras_source().parent.parent
+        files = self.files
+        if tests is not None:
+            files = sorted({site / test.partition("::")[0] for test in tests})
+        run = Run(mode)
+        start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="keras_suite_") as folder:
-            log = Path(folder) / "log.jsonl"
-            files = [str(path) for path in self.files]
-            environment = self._environment(mode, folder, log)
+            environment = self._environment(mode, folder)
             if tests is not None:
-                files = sorted({str(site / test.partition("::")[0]) for test in tests})
                 chosen = Path(folder) / "tests"
                 chosen.write_text("\n".join(tests), encoding="utf-8")
                 environment["KERAS_SUITE_TESTS"] = str(chosen)
-            listed = Path(folder) / "files"
-            listed.write_text("\n".join(files), encoding="utf-8")
-            command = [
-                *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
-                *("-c", str(HERE / "pytest.ini"), "--rootdir", str(site)),
-                *("-p", "tests.keras_suite.plugin", "-p", "no:cacheprovider"),
-                *("--collect-in-virtualenv", "--continue-on-collection-errors"),
-                f"@{listed}",
-            ]
-            if tests is None:
-                if self.jobs > 1:
-                    command += ["-n", str(self.jobs), "--dist", "worksteal"]
-                if self.keyword:
-                    command += ["-k", self.keyword]
-            start = time.monotonic()
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-            run = Run(mode, time.monotonic() - start, done.returncode, output=done.stdout)
-            if log.exists():
-                for line in log.read_text(encoding="utf-8").splitlines():
+            logs = []
+            with ThreadPoolExecutor(self.jobs) as pool:
+                for number, share in enumerate(_shares(files, self.jobs)):
+                    log = Path(folder) / f"log_{number}.jsonl"
+                    logs.append((log, pool.submit(self._pytest, share, environment, log)))
+            for log, done in logs:
+                run.output += done.result()
+                for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
                     _note(run, json.loads(line))
+        run.seconds = time.monotonic() - start
         return run
 
-    def _environment(self, mode: str, folder: str, log: Path) -> dict[str, str]:
+    def _pytest(self, files: list[Path], environment: dict[str, str], log: Path) -> str:
+        """Run some files in a process of their own; its output where it was cut off."""
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
+            *("-c", str(HERE / "pytest.ini"), "--rootdir", str(keras_source().parent.parent)),
+            *("-p", "tests.keras_suite.plugin", "-p", "no:cacheprovider"),
+            *("--collect-in-virtualenv", "--continue-on-collection-errors"),
+            *(("-k", self.keyword) if self.keyword else ()),
+            *map(str, files),
+        ]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**environment, "KERAS_SUITE_LOG": str(log)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode in _COMPLETE:
+            return ""
+        return f"pytest ended with {done.returncode}\n{done.stdout[-3000:]}\n"
+
+    def _environment(self, mode: str, folder: str) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KERAS_")}
         return {
             **environment,
             "KERAS_BACKEND": "torch",
             "KERAS_HOME": str(Path(folder) / "home"),
             "KERAS_SUITE_MODE": mode,
-            "KERAS_SUITE_LOG": str(log),
             "KERAS_SUITE_CHECK": self.check,
             "KERAS_SUITE_DEEP": str(int(self.deep)),
             "OMP_NUM_THREADS": "1",
@@ -167,6 +177,18 @@ class Suite:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         }
+
+
+def _shares(files: list[Path], jobs: int) -> list[list[Path]]:
+    """The files in shares of about equal size, several for each job, largest files first."""
+    count = 1 if jobs == 1 else min(len(files), 4 * jobs)
+    shares: list[list[Path]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for file in sorted(files, key=lambda path: path.stat().st_size, reverse=True):
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(file)
+        sizes[smallest] += file.stat().st_size
+    return shares
 
 
 def _note(run: Run, line: dict[str, Any]) -> None:
