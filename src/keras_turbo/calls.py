@@ -17,7 +17,7 @@ from torch import fx
 from keras_turbo import compat, registry
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.specs import map_leaves
-from keras_turbo.tracing import is_value
+from keras_turbo.values import is_value
 
 # Attributes that a call of any layer depends on.
 _ASSUMED = (

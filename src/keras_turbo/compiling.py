@@ -16,6 +16,7 @@ from keras_turbo import barrier, compat, dispatch
 from keras_turbo.fallback import Decline
 from keras_turbo.specs import CallKind, TensorKind
 
+
 def call_while_compiling(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a layer inside a function that Dynamo is tracing."""
     tensors: list[torch.Tensor] = []

@@ -7,7 +7,6 @@ and falls back.
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -28,7 +27,7 @@ MAX_ENTRIES = 16
 MAX_RETRIES = 16
 
 is_compiling = torch.compiler.is_compiling
-stock_call: Callable[..., Any]
+stock_call: Callable[..., Any] = compat.Layer.__call__
 options = Options()
 caches: weakref.WeakSet[InlineCache] = weakref.WeakSet()
 journal: dict[Row, None] | None = None

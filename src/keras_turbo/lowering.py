@@ -21,7 +21,8 @@ from keras_turbo.fallback import Decline, Reason, layer_path
 from keras_turbo.layout import relayout
 from keras_turbo.specs import CallKind, FakeSizes, Relation, TensorKind, map_leaves
 from keras_turbo.stocknode import StockCall, opaque_metas, stock_metas
-from keras_turbo.tracing import Tracer, VariableValue
+from keras_turbo.tracing import Tracer
+from keras_turbo.values import VariableValue
 from keras_turbo.views import RandomGuard, layer_view, view
 
 

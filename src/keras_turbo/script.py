@@ -8,6 +8,7 @@ the frames of this package are taken out of the traceback when it is shown.
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import pkgutil
 import runpy
@@ -152,8 +153,8 @@ def _cleaned(trace: types.TracebackType | None) -> types.TracebackType | None:
         else:
             kept.append(trace)
         trace = trace.tb_next
-    for entry, following in zip(kept, [*kept[1:], None], strict=True):
-        entry.tb_next = following
+    for entry, following in itertools.pairwise([*kept, None]):
+        entry.tb_next = following  # type: ignore[union-attr]
     return kept[0] if kept else None
 
 

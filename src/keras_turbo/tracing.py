@@ -1,15 +1,12 @@
-"""Values that stand for tensors while a rule runs: a `torch.fx` proxy that knows its meta data.
+"""The tracer: appends operations to one graph and evaluates them on the meta device.
 
-Lowering hands `Value` objects to rules, which are plain torch code. Every operation is
-appended to the fx graph and evaluated twice on the meta device, at two different sizes of
-the dynamic dimensions. Dtype and rank are thus known to the rule, and a dimension that
-comes out equal at both sizes is static; the others are read from the tensor at run time.
+Every operation on a `Value` arrives here. It is evaluated twice, at two different sizes of
+the dynamic dimensions: dtype and rank are thus known at once, and a dimension that comes
+out equal at both sizes is static; the others are read from the tensor at run time.
 """
 
 from __future__ import annotations
 
-import math
-import numbers
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,190 +16,9 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from keras_turbo.canonical import canonical
-from keras_turbo.shapes import known_meta
 from keras_turbo.fallback import Decline, Reason
-
-_TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
-
-
-class Dim(fx.Proxy):
-    """A number that is known only at run time, such as a batch size."""
-
-    def __init__(self, node: fx.Node, tracer: Tracer, metas: tuple[Any, Any]) -> None:
-        super().__init__(node, tracer)
-        self.metas = metas
-
-    @property
-    def __class__(self) -> type:
-        return torch.SymFloat if isinstance(self.metas[0], float) else torch.SymInt
-
-    def __bool__(self) -> bool:
-        raise Decline(Reason.CONTROL_FLOW, "a branch on a dynamic dimension")
-
-    def __index__(self) -> int:
-        raise Decline(Reason.CONTROL_FLOW, "a dynamic dimension used as a Python number")
-
-    __int__ = __index__
-
-    def _compare(self, symbol: str, other: Any) -> Any:
-        if type(other) is Dim:
-            metas = other.metas
-        elif isinstance(other, numbers.Real):
-            metas = (other, other)
-        else:
-            return NotImplemented
-        return self.tracer.sizes.compare(symbol, self.metas, metas)
-
-    def __eq__(self, other: object) -> Any:
-        return self._compare("==", other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._compare("!=", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._compare("<", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compare(">=", other)
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-class Value(fx.Proxy):
-    """A tensor inside a program that is being lowered.
-
-    It passes `isinstance(value, torch.Tensor)`, so that Keras's own backend functions can
-    be traced as they are. `_keras_mask` is an ordinary attribute, as on a tensor.
-    """
-
-    def __init__(self, node: fx.Node, tracer: Tracer, metas: tuple[Any, Any]) -> None:
-        super().__init__(node, tracer)
-        self.metas = metas
-        self._shape: tuple[Any, ...] | None = None
-
-    @property
-    def __class__(self) -> type:
-        return torch.Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.metas[0].dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.metas[0].ndim
-
-    def dim(self) -> int:
-        return self.metas[0].ndim
-
-    @property
-    def device(self) -> torch.device:
-        return self.tracer.device
-
-    @property
-    def is_meta(self) -> bool:
-        return False
-
-    @property
-    def requires_grad(self) -> bool:
-        raise Decline(Reason.CONTROL_FLOW, "requires_grad read during the call")
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """The shape: an `int` for a static dimension, a `Dim` for a dynamic one."""
-        if self._shape is None:
-            first, second = self.metas
-            if first.shape == second.shape:
-                self._shape = tuple(first.shape)
-            else:
-                sizes = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
-                self._shape = tuple(
-                    a if a == b else sizes[i]
-                    for i, (a, b) in enumerate(zip(first.shape, second.shape, strict=True))
-                )
-        return self._shape
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def numel(self) -> Any:
-        known = math.prod(size for size in self.shape if isinstance(size, int))
-        total: Any = None
-        for size in self.shape:
-            if type(size) is Dim:
-                total = size if total is None else total * size
-        if total is None:
-            return known
-        return total if known == 1 else total * known
-
-    def __len__(self) -> Any:
-        size = self.shape[0]
-        if isinstance(size, int):
-            return size
-        raise Decline(Reason.CONTROL_FLOW, "len() of a dynamic dimension")
-
-    def __iter__(self) -> Any:
-        return iter([self[i] for i in range(len(self))])
-
-    def __bool__(self) -> bool:
-        raise Decline(Reason.CONTROL_FLOW, "a branch on a tensor's value")
-
-    def _value_read(self, *_: Any) -> Any:
-        raise Decline(Reason.CONTROL_FLOW, "a tensor's value read as a Python number")
-
-    __index__ = __int__ = __float__ = item = tolist = numpy = __array__ = _value_read
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __setitem__(self, key: Any, item: Any) -> None:
-        raise Decline(Reason.SIDE_EFFECT, "an assignment into a tensor")
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _TENSOR_ATTRIBUTES or name.startswith("_"):
-            raise AttributeError(name)
-        if name in ("T", "mT", "real", "imag"):
-            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-        return super().__getattr__(name)
-
-
-class VariableValue(Value):
-    """The value of a Keras variable, with those methods of the variable that a call uses."""
-
-    def __init__(self, value: Value, variable: Any, context: Any) -> None:
-        super().__init__(value.node, value.tracer, value.metas)
-        self.variable = variable
-        self.context = context
-
-    @property
-    def value(self) -> VariableValue:
-        return self
-
-    @property
-    def trainable(self) -> bool:
-        return self.variable.trainable
-
-    def assign(self, value: Any) -> Any:
-        self.context.assign(self.variable, value)
-        return value
-
-    def assign_add(self, value: Any) -> Any:
-        return self.assign(self + value)
-
-    def assign_sub(self, value: Any) -> Any:
-        return self.assign(self - value)
-
-
-def is_value(item: Any) -> bool:
-    """Whether `item` is a traced tensor."""
-    return type(item) in (Value, VariableValue)
+from keras_turbo.shapes import known_meta
+from keras_turbo.values import Dim, Sizes, Value
 
 
 class Tracer(fx.proxy.TracerBase):
@@ -324,7 +140,7 @@ class Tracer(fx.proxy.TracerBase):
             node.meta["metas"] = metas
             return Value(node, self, (first, second))
         if isinstance(first, torch.Size):
-            return _Sizes(node, self, (first, second))
+            return Sizes(node, self, (first, second))
         if isinstance(first, (tuple, list)):
             items = [
                 self.wrap(self.graph.call_function(operator.getitem, (node, i)), pair)
@@ -372,9 +188,7 @@ class Tracer(fx.proxy.TracerBase):
             return result
         evaluate: Callable[..., Any]
         if kind == "call_method":
-            args = tuple(
-                "meta" if i and _is_device(a) else a for i, a in enumerate(args)
-            )
+            args = tuple("meta" if i and _is_device(a) else a for i, a in enumerate(args))
             evaluate = getattr(args[0], target)
             args = args[1:]
         else:
@@ -390,19 +204,6 @@ class Tracer(fx.proxy.TracerBase):
 
     def keys(self, obj: fx.Proxy) -> Any:
         raise Decline(Reason.CONTROL_FLOW, "keys of a tensor")
-
-
-class _Sizes(fx.Proxy):
-    """A whole `shape`, of which single dimensions are read."""
-
-    def __init__(self, node: fx.Node, tracer: Tracer, metas: tuple[Any, Any]) -> None:
-        super().__init__(node, tracer)
-        self.metas = metas
-
-    def __getitem__(self, index: int) -> Any:
-        pair = (self.metas[0][index], self.metas[1][index])
-        node = self.tracer.graph.call_function(operator.getitem, (self.node, index))
-        return Dim(node, self.tracer, pair)
 
 
 def _is_device(item: Any) -> bool:

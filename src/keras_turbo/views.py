@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
-from keras_turbo.tracing import is_value
-
+from keras_turbo.values import is_value
 
 _view_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
 

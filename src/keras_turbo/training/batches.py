@@ -15,7 +15,7 @@ import torch
 
 from keras_turbo import compat, guard
 
-stock_get_torch_dataloader: Callable[..., Any]
+stock_get_torch_dataloader: Callable[..., Any] = compat.ArrayDataAdapter.get_torch_dataloader
 
 _DTYPES = frozenset(
     np.dtype(name)

@@ -14,12 +14,11 @@ from keras.src.backend.torch.trainer import TorchTrainer
 from keras.src.metrics.reduction_metrics import Mean
 from keras.src.models.model import Model
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
-from keras.src.trainers.trainer import Trainer
 
 from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
-from keras_turbo.tracing import is_value
 from keras_turbo.training.reductions import loss_value, result, update_metric
+from keras_turbo.values import is_value
 
 _METHODS = (
     "compute_loss",

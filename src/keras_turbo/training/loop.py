@@ -13,8 +13,8 @@ import torch
 
 from keras_turbo import compat, guard
 
-stock_reset_metrics: Callable[..., Any]
-stock_symbolic_build: Callable[..., Any]
+stock_reset_metrics: Callable[..., Any] = compat.Trainer.reset_metrics
+stock_symbolic_build: Callable[..., Any] = compat.Trainer._symbolic_build
 
 
 def reset_metrics(self: Any) -> None:

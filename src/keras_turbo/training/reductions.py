@@ -15,7 +15,7 @@ from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
 
 from keras_turbo import compat
 from keras_turbo.calls import mask_of
-from keras_turbo.tracing import is_value
+from keras_turbo.values import is_value
 
 _AVERAGES = frozenset({"sum_over_batch_size", "mean", "mean_with_sample_weight"})
 

@@ -20,8 +20,8 @@ from keras_turbo.program import build
 from keras_turbo.specs import kind_of
 from keras_turbo.training import body
 
-stock_train_step: Callable[..., Any]
-stock_test_step: Callable[..., Any]
+stock_train_step: Callable[..., Any] = compat.TorchTrainer.train_step
+stock_test_step: Callable[..., Any] = compat.TorchTrainer.test_step
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
 MAX_ENTRIES = 16
 

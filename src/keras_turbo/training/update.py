@@ -17,7 +17,7 @@ from keras_turbo import compat, guard
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.training import kernels
 
-stock_apply: Callable[..., Any]
+stock_apply: Callable[..., Any] = compat.BaseOptimizer.apply
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
