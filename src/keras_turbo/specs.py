@@ -223,8 +223,11 @@ class FakeSizes:
     def _fake(self, site: Site, size: int | None) -> tuple[int, int]:
         key = (size, site.axis) if size is None or size == 1 else size
         if key not in self._fakes:
+            # No two pairs differ by the same amount: an offset cannot turn one into another.
+            gaps = {b - a for a, b in self._fakes.values()}
             first = next(self._primes)
-            self._fakes[key] = (first, next(self._primes))
+            second = next(p for p in self._primes if p - first not in gaps)
+            self._fakes[key] = (first, second)
         pair = self._fakes[key]
         self._sites.setdefault(pair, []).append(site)
         self._actual[pair] = size
