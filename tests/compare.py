@@ -90,7 +90,8 @@ def observe(
 ) -> Seen:
     """Call a layer once and note everything a caller can see."""
     args, call = fresh((args, call or {}), grad)
-    torch.manual_seed(seed)
+    # As torch.manual_seed, without the stack trace that it formats for other devices.
+    torch.default_generator.manual_seed(seed)
     before = [t.detach().clone() for t in tree.flatten((args, call)) if torch.is_tensor(t)]
     with torch.set_grad_enabled(grad):
         try:

@@ -27,6 +27,10 @@ torch.set_num_threads(2)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
+    # Keras's own conversion of variables to numpy meets a newer numpy than torch knows.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+    )
     config.addinivalue_line(
         "markers",
         "allow_fallback(*reasons): run in mode 'on'; exactly these reasons must be counted",
