@@ -9,12 +9,14 @@ from __future__ import annotations
 import builtins
 import keyword
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.graph import magic_methods
+
+from keras_turbo.aliases import Aliases, view_chains
 
 _INFIX = {
     getattr(operator, name): template
@@ -31,6 +33,7 @@ class _Names:
     def __init__(self, taken: set[str]) -> None:
         self.taken = taken
         self.values: dict[str, Any] = {}
+        self.aliases: dict[fx.Node, str] = {}
         self._by_id: dict[int, str] = {}
 
     def of(self, value: Any, hint: str) -> str:
@@ -46,42 +49,82 @@ class _Names:
         return name
 
 
-def function(graph: fx.Graph, constants: dict[str, Any]) -> tuple[str, Callable[..., Any]]:
-    """The source of a graph and the compiled function.
+Run = Callable[..., Any]
+
+
+def function(graph: fx.Graph, constants: dict[str, Any]) -> tuple[str, Run, Run]:
+    """The source of a graph and the compiled function, for calls with gradients and without.
 
     Args:
         graph: a finished graph with an output node.
         constants: the tensor behind each `get_attr` node, by name.
+
+    Returns:
+        The source, the function, and a function for calls without gradients that finds the
+        views of parameters ready made.
     """
     names = _Names({node.name for node in graph.nodes} | set(constants))
     names.values.update(constants)
+    source = _source(graph, names, "program", {})
+    chains = view_chains(graph)
+    if not chains:
+        run = _compile(source, dict(names.values), "program")
+        return source, run, run
+    namespace = dict(names.values)
+    aliases = Aliases(chains, namespace, {node: f"{node.name}_view" for node in chains})
+    aliases.refresh()
+    run = _compile(source, dict(names.values), "program")
+    if not aliases.share_memory():
+        return source, run, run
+    roots = dict.fromkeys(str(root.target) for root in chains.values())
+    moved = " or ".join(f"{root}.data_ptr() != {root}__at" for root in roots)
+    prologue = [f"if {moved}:", "    refresh()"]
+    namespace["refresh"] = aliases.refresh
+    without_gradients = _source(graph, names, "program_without_gradients", aliases.names, prologue)
+    return source, run, _compile(without_gradients, namespace, "program_without_gradients")
+
+
+def _compile(source: str, namespace: dict[str, Any], name: str) -> Run:
+    exec(compile(source, "<keras_turbo program>", "exec"), namespace)
+    return namespace[name]
+
+
+def _source(
+    graph: fx.Graph,
+    names: _Names,
+    name: str,
+    aliases: dict[fx.Node, str],
+    prologue: Sequence[str] = (),
+) -> str:
+    """The source of a graph as a function of this name; aliased nodes are globals of it."""
+    names.aliases = aliases
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         for used in node.all_input_nodes:
             last_use[used] = node
     freed: dict[fx.Node, list[str]] = {}
     for used, user in last_use.items():
-        if used.op in ("call_function", "call_method") and user.op != "output":
-            freed.setdefault(user, []).append(_name(used))
+        owned = used.op in ("call_function", "call_method") and used not in aliases
+        if owned and user.op != "output":
+            freed.setdefault(user, []).append(_name(used, names))
 
     parameters = [node.name for node in graph.nodes if node.op == "placeholder"]
-    lines = [f"def program({', '.join(parameters)}):"]
+    lines = [f"def {name}({', '.join(parameters)}):", *("    " + line for line in prologue)]
     for node in graph.nodes:
+        if node in aliases:
+            continue
         text = _statement(node, names)
         if text is None:
             continue
-        drop = [name for name in freed.get(node, ()) if name != node.name]
+        drop = [used for used in freed.get(node, ()) if used != node.name]
         if drop:
             text += f"; {' = '.join(drop)} = None"
         lines.append("    " + text)
-    source = "\n".join(lines) + "\n"
-    namespace = dict(names.values)
-    exec(compile(source, "<keras_turbo program>", "exec"), namespace)
-    return source, namespace["program"]
+    return "\n".join(lines) + "\n"
 
 
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "get_attr" else node.name
+def _name(node: fx.Node, names: _Names) -> str:
+    return str(node.target) if node.op == "get_attr" else names.aliases.get(node, node.name)
 
 
 def _statement(node: fx.Node, names: _Names) -> str | None:
@@ -131,7 +174,7 @@ def _subscript(item: Any, names: _Names) -> str:
 
 def _argument(item: Any, names: _Names) -> str:
     if isinstance(item, fx.Node):
-        return _name(item)
+        return _name(item, names)
     if type(item) in _PLAIN:
         return repr(item)
     if isinstance(item, float):

@@ -75,6 +75,8 @@ def compile_entry(program: Any, layer: Any) -> Callable[..., Any]:
         "peek": torch._C._functorch.peek_interpreter_stack,
         "program": program,
         "run": program.run,
+        "run_without_gradients": program.run_without_gradients,
+        "gradients": torch.is_grad_enabled,
         "owner": program.owner,
         "CallContext": compat.CallContext,
         **{f"hooks{i}": hooks for i, hooks in enumerate(compat.global_hooks)},
@@ -230,8 +232,12 @@ class _Writer:
             inputs.append(name)
             if mask:
                 inputs.append(mask)
-        call = f"run({', '.join(inputs)})"
         add = self.lines.append
+        chosen = "run"
+        if program.run is not program.run_without_gradients:
+            add("chosen = run if gradients() else run_without_gradients")
+            chosen = "chosen"
+        call = f"{chosen}({', '.join(inputs)})"
         add("if context is None:")
         add("    if program.clear_losses: program.begin()")
         if program.stock_calls:

@@ -37,7 +37,8 @@ class Program:
         relations: comparisons between sizes of the inputs that it relies on.
         rows: one row per layer, for `explain`.
         code: the Python source of `run`.
-        run: the function itself; takes the input tensors and then their masks.
+        run: the function itself; takes each input tensor, followed by its mask if it has one.
+        run_without_gradients: the same for calls under no-grad, with parameter views ready made.
         home: the attribute of the owner that holds the inline cache it is in.
         valid: False once an assumption broke.
         clear_losses: whether an outer call must clear recorded losses first.
@@ -67,7 +68,9 @@ class Program:
         self.valid = True
         self._finish(trace)
         run_passes(self.graph)
-        self.code, self.run = emit.function(self.graph, self.constants)
+        self.code, self.run, self.run_without_gradients = emit.function(
+            self.graph, self.constants
+        )
 
     def begin(self) -> None:
         """Clear the losses that earlier calls recorded, as stock Keras does first."""

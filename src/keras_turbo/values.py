@@ -49,6 +49,9 @@ class Dim(fx.Proxy):
             metas = (other, other)
         else:
             return NotImplemented
+        if self.metas[0] == self.metas[1] or (type(other) is Dim and metas[0] == metas[1]):
+            # Computed, such as a remainder: equal at both made-up sizes, not at every size.
+            raise Decline(Reason.CONTROL_FLOW, "a branch on a computed dimension")
         return self.tracer.sizes.compare(symbol, self.metas, metas)
 
     def __eq__(self, other: object) -> Any:

@@ -51,8 +51,7 @@ def embedding(ctx: Any, layer: Any, inputs: Any) -> Any:
     if inputs.dtype not in (torch.int32, torch.int64):
         inputs = inputs.to(torch.int32)
     rows = table.shape[0]
-    indices = inputs if inputs.dtype == torch.int64 else inputs.long()
-    indices = torch.where(indices < 0, indices + rows, indices)
+    indices = torch.where(inputs < 0, inputs + rows, inputs)
     outputs = torch.embedding(table, indices)
     dtype = compat.to_torch_dtype(ctx.read(layer, "compute_dtype"))
     return outputs if outputs.dtype == dtype else outputs.to(dtype)
