@@ -17,7 +17,8 @@ SHOW = """
     import sys
     print(__name__, repr(__doc__), globals().get("__file__"), sys.argv, sys.path)
     print(sorted(name for name in globals() if name != "__cached__"), __spec__ is None)
-    print(__package__, type(__loader__), __builtins__, sys.modules["__main__"].__dict__ is globals())
+    print(__package__, type(__loader__), __builtins__)
+    print(vars(sys.modules["__main__"]) is globals())
 """
 
 FAIL = """
@@ -284,7 +285,7 @@ def test_importing_imports_neither_keras_nor_torch(tmp_path):
     code = (
         "import sys, keras_turbo, keras_turbo.launch, keras_turbo.cli, keras_turbo._ipython;"
         "dir(keras_turbo); keras_turbo.enable('strict'); keras_turbo.is_enabled();"
-        "keras_turbo.disable(); keras_turbo.fallbacks(); keras_turbo.Reason;"
+        "keras_turbo.disable(); keras_turbo.fallbacks(); keras_turbo.Reason; keras_turbo.rule;"
         "heavy = {'keras', 'torch', 'numpy', 'rich', 'matplotlib'};"
         "print(heavy & set(sys.modules), [f for f in sys.meta_path if 'keras' in repr(f)])"
     )

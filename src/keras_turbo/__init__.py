@@ -7,6 +7,8 @@ need when they are first used.
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,9 +58,20 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'keras_turbo' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"keras_turbo.{home}"), name)
-    # A submodule of the same name would otherwise hide the function once it is imported.
     globals()[name] = value
     return value
+
+
+class _Package(types.ModuleType):
+    """Lets no module hide the public function of the same name once it is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, types.ModuleType) and _HOME.get(name) == name:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,15 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether the patches are in force, or will be as soon as Keras is imported."""
+    """Whether the patches are in force, or will be as soon as Keras is imported.
+
+    Example:
+
+    >>> import keras_turbo
+    >>> keras_turbo.enable("off")
+    >>> keras_turbo.is_enabled()
+    False
+    """
     patch = sys.modules.get("keras_turbo.patch")
     return import_hook.waiting() or (patch is not None and bool(patch.ledger()))
 

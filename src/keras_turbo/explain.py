@@ -19,6 +19,7 @@ from keras_turbo.fallback import Decline, Reason, layer_path
 from keras_turbo.lowering import Row
 from keras_turbo.program import build
 from keras_turbo.specs import CallKind, TensorKind
+from keras_turbo.state import Snapshot
 
 HEADER = ("path", "layer", "runs", "reason")
 
@@ -89,8 +90,12 @@ def explain(model: Any, training: bool = False) -> Explanation:
     2 lowered, 0 stock (training=False)
     """
     rules.load()
-    with barrier.lock:
-        rows = dict.fromkeys(_explain(model, training))
+    snapshot = Snapshot(model, values=False)
+    try:
+        with barrier.lock:
+            rows = dict.fromkeys(_explain(model, training))
+    finally:
+        snapshot.restore()
     return Explanation(tuple(rows), training)
 
 

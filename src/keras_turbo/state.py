@@ -1,7 +1,8 @@
 """Snapshots: everything that a call of a model may change, taken before and put back after.
 
 `verify` runs a model twice from the same state, and leaves it as it was: variables, recorded
-losses, plain attributes of the layers, and every random number generator in play.
+losses, plain attributes of the layers, and every random number generator in play. Lowering
+alone writes no variable, but runs the code of layers without a rule on symbolic inputs.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ class Snapshot:
 
     Args:
         model: a layer or model.
+        values: whether the values of its variables are part of it.
 
     Attributes:
-        variables: all variables of the model, metrics and seeds included.
+        variables: all variables of the model, metrics and seeds included; none without
+            `values`.
         values: their values, in the same order, as detached copies.
     """
 
-    def __init__(self, model: Any) -> None:
-        found = [*model.variables, *model.metrics_variables]
+    def __init__(self, model: Any, values: bool = True) -> None:
+        found = [*model.variables, *model.metrics_variables] if values else []
         self.variables = list({id(variable): variable for variable in found}.values())
         self.values = [variable._value.detach().clone() for variable in self.variables]
         self._layers = [(layer, _plain(layer)) for layer in model._flatten_layers()]

@@ -138,12 +138,15 @@ def verify(model: Any, *inputs: Any, training: bool = False) -> Verification:
     rules.load()
     kwargs = {"training": training}
     args, _ = dispatch.from_numpy(model, inputs, {}) or (inputs, {})
+    lowering = Snapshot(model, values=False)
     try:
         with barrier.lock:
             program = build(model, dispatch.kind_of_call(model, args, kwargs))
     except Decline as declined:
         row = VerificationRow(layer_path(model), "stock", 0.0, True, str(declined))
         return Verification((row,), training)
+    finally:
+        lowering.restore()
     rows = [
         VerificationRow(row.path, "stock", 0.0, True, row.reason)
         for row in program.rows
