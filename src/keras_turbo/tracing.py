@@ -146,7 +146,9 @@ class Tracer(fx.proxy.TracerBase):
                 self.wrap(self.graph.call_function(operator.getitem, (node, i)), pair)
                 for i, pair in enumerate(zip(first, second, strict=True))
             ]
-            return type(first)(items) if type(first) in (tuple, list) else tuple(items)
+            # Named results, such as those of `torch.sort`, keep their names.
+            named = type(first).__module__ == "torch.return_types"
+            return type(first)(items) if named or type(first) is list else tuple(items)
         if isinstance(first, (bool, torch.dtype, torch.device, str)) or first is None:
             if first != second:
                 raise Decline(Reason.CONTROL_FLOW, "a fact that depends on a dynamic dimension")
