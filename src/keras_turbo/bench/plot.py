@@ -11,7 +11,6 @@ from pathlib import Path
 
 from keras_turbo.bench.result import Result
 
-
 # Keeps a number readable where it lies across the line of the hand-written model.
 _BACKGROUND = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
