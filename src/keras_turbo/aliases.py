@@ -7,7 +7,7 @@ as it shares the parameter's memory; it is made anew when the parameter moved el
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -59,7 +59,7 @@ class Aliases:
             for node, root in self.chains.items():
                 source = node.args[0]
                 parameter = self.namespace[str(root.target)]
-                base = parameter.detach() if source is root else views[source]
+                base = parameter.detach() if source is root else views[cast(fx.Node, source)]
                 views[node] = getattr(base, str(node.target))(*node.args[1:])
                 self.namespace[f"{root.target}__at"] = parameter.data_ptr()
         self.namespace.update({self.names[node]: view for node, view in views.items()})

@@ -162,7 +162,7 @@ def _check_spec(layer: Any, first: Any) -> None:
     for spec, item in zip(specs, leaves, strict=True):
         if spec is None or (item is None and spec.optional):
             continue
-        if not is_value(item):
+        if item is None or not is_value(item):
             raise Decline(Reason.STRUCTURE, "an input that is no tensor")
         if not _fits(spec, item):
             raise Decline(Reason.SHAPE, f"{tuple(item.metas[0].shape)}")
@@ -247,10 +247,11 @@ def _regularize_activity(ctx: Any, layer: Any, outputs: Any) -> None:
     def add(output: Any) -> None:
         if not is_value(output):
             return
-        from keras_turbo.views import RandomGuard
+        from keras_turbo.penalties import penalty
 
-        with RandomGuard(ctx):
-            loss = regularizer(output)
+        loss = penalty(ctx, regularizer, output)
+        if loss is None:
+            loss = ctx.opaque(regularizer, output)
         if output.ndim > 0:
             dtype = compat.result_type(loss.dtype, loss.dtype, float)
             loss = ctx.tracer.create_proxy(

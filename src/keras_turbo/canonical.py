@@ -76,10 +76,8 @@ def _pad(input: Any, pad: Any, mode: str = "constant", value: float | None = Non
     return torch._C._nn.pad, arguments, {}
 
 
-def _max_pool(
-    builtin: Callable[..., Any], wrapper: Callable[..., Any]
-) -> Callable[..., Call]:
-    def rewrite(  # noqa: PLR0913, the signature is torch's
+def _max_pool(builtin: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Call]:
+    def rewrite(
         input: Any,
         kernel_size: Any,
         stride: Any = None,

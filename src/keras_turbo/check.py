@@ -95,9 +95,9 @@ def difference(outputs: Any, expected: Any, masks: list[Any] | None = None) -> s
         problem = tensor_difference(got, want)
         if problem is None:
             want_mask = getattr(want, "_keras_mask", None)
-            if (mask is None) != (want_mask is None):
-                problem = "a mask that is there on one side only"
-            elif mask is not None and not torch.equal(mask, want_mask):
+            if mask is None or want_mask is None:
+                problem = None if mask is want_mask else "a mask that is there on one side only"
+            elif not torch.equal(mask, want_mask):
                 problem = "another mask"
         if problem is not None:
             return problem
@@ -137,5 +137,3 @@ def max_error(got: torch.Tensor, want: torch.Tensor) -> float:
     if a.numel() == 0:
         return 0.0
     return float((a - b).abs().max() / max(1.0, float(b.abs().max())))
-
-

@@ -142,17 +142,16 @@ def mask_warning(name: str, kind: str) -> str:
 large_negative = torch_nn._get_large_negative
 
 
-def opaque_attention(
-    ctx: Any, query: Any, key: Any, value: Any, *rest: Any
-) -> Any:
+def opaque_attention(ctx: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
     """Keras's own attention function as one operation of a program."""
 
     def attention(query: Any, key: Any, value: Any, *rest: Any) -> Any:
         return torch_nn.dot_product_attention(query, key, value, *rest)
 
-    attention.meta = lambda query, key, value, *_: query.new_empty(  # type: ignore[attr-defined]
-        (*query.shape[:-1], value.shape[-1])
-    )
+    def meta(query: Any, key: Any, value: Any, *_: Any) -> Any:
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+    attention.meta = meta  # type: ignore[attr-defined]
     arguments = (query, key, value, *rest)
     return ctx.tracer.create_proxy("call_function", attention, arguments, {})
 

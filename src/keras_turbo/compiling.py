@@ -107,6 +107,4 @@ def _kind(layer: Any, described: Any, context_training: Any) -> CallKind:
     kwargs = {key: convert(key, item) for key, item in keywords[1]}
     has_training = "training" in kwargs
     training = kwargs.pop("training", None)
-    return CallKind(
-        args, kwargs, has_training, training, context_training, tensors=tuple(tensors)
-    )
+    return CallKind(args, kwargs, has_training, training, context_training, tensors=tuple(tensors))

@@ -86,4 +86,3 @@ def _dtype(layer: Any) -> str:
 def _name(name: str) -> str:
     text = "".join(c if c.isalnum() else "_" for c in name)
     return text if text and not text[0].isdigit() else f"input_{text}"
-

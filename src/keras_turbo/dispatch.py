@@ -113,9 +113,7 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def miss(layer: Any, args: Any, kwargs: Any) -> Any:
     """Serve a call that no entry served: lower it, or run stock Keras and say why."""
-    if guard.thread_state.stock or getattr(layer, "_lock", True):
-        return stock_call(layer, *args, **kwargs)
-    if _symbolic(args, kwargs):
+    if guard.thread_state.stock or getattr(layer, "_lock", True) or _symbolic(args, kwargs):
         return stock_call(layer, *args, **kwargs)
     reason = guard.ambient_reason()
     if reason is not None:
@@ -130,19 +128,21 @@ def miss(layer: Any, args: Any, kwargs: Any) -> Any:
     if declined is not None:
         if not _reconsider(layer, declined):
             return fall_back(layer, args, kwargs, declined.reason, declined.detail)
-        cache.declined = declined = None
+        cache.declined = None
         barrier.changed(layer, "hooks")
-    try:
-        entry = _lower(layer, cache, args, kwargs)
-    except Decline as problem:
-        # A copy without the traceback, which would keep the arguments alive.
-        declined = Decline(problem.reason, problem.detail)
-    if declined is not None:
-        outputs = fall_back(layer, args, kwargs, declined.reason, declined.detail)
+    entry = _lower(layer, cache, args, kwargs)
+    if isinstance(entry, Decline):
+        outputs = fall_back(layer, args, kwargs, entry.reason, entry.detail)
         # Only now: a call that stock Keras refuses too says nothing about the next one.
-        if declined.reason not in _PER_CALL:
-            cache.decline(layer, declined)
+        if entry.reason not in _PER_CALL:
+            cache.decline(layer, entry)
         return outputs
+    return _first_call(layer, cache, entry, args, kwargs)
+
+
+def _first_call(
+    layer: Any, cache: InlineCache, entry: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
     try:
         outputs = entry(args, kwargs)
     except Exception as error:
@@ -163,14 +163,23 @@ _PER_CALL = frozenset(
 """Reasons that lie in one call's arguments and say nothing about the next call."""
 
 
-def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any]:
+def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any] | Decline:
+    """A new entry for a call, or why there is none."""
+    try:
+        return _new_entry(layer, cache, args, kwargs)
+    except Decline as declined:
+        # A copy without the traceback, which would keep the arguments alive.
+        return Decline(declined.reason, declined.detail)
+
+
+def _new_entry(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any]:
     with barrier.lock:
         kind = kind_of_call(layer, args, kwargs)
         if cache.lowered_count >= MAX_ENTRIES:
             raise Decline(Reason.POLYMORPHIC)
         program = build(layer, kind)
         barrier.protect(program)
-        entry = guard.compile_entry(program, layer)
+        entry = guard.compile_entry(program)
         if options.check != "off" and check.comparable(program):
             entry = check.checking(program, entry, options.check == "always")
         cache.lowered_count += 1
@@ -246,7 +255,7 @@ def program_of_kind(layer: Any, kind: Any) -> Program:
     if program.fixed:
         raise Decline(Reason.SHAPE, "a size that is not known")
     barrier.protect(program)
-    cache.add(program, guard.compile_entry(program, layer))
+    cache.add(program, guard.compile_entry(program))
     return program
 
 
@@ -276,9 +285,7 @@ def _reconsider(layer: Any, declined: Decline) -> bool:
 
 
 def _symbolic(args: Any, kwargs: Any) -> bool:
-    return any(
-        isinstance(leaf, compat.KerasTensor) for leaf in compat.tree.flatten((args, kwargs))
-    )
+    return any(isinstance(leaf, compat.KerasTensor) for leaf in compat.tree.flatten((args, kwargs)))
 
 
 def from_numpy(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

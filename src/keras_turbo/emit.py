@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -178,7 +179,7 @@ def _argument(item: Any, names: _Names) -> str:
     if type(item) in _PLAIN:
         return repr(item)
     if isinstance(item, float):
-        return repr(item) if item == item and abs(item) != float("inf") else f"float('{item}')"
+        return repr(item) if math.isfinite(item) else f"float('{item}')"
     if isinstance(item, list):
         return "[" + ", ".join(_argument(entry, names) for entry in item) + "]"
     if isinstance(item, tuple):

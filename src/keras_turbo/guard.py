@@ -52,12 +52,11 @@ def ambient_reason() -> tuple[Reason, str] | None:
     return None
 
 
-def compile_entry(program: Any, layer: Any) -> Callable[..., Any]:
+def compile_entry(program: Any) -> Callable[..., Any]:
     """The inline-cache entry of a program: its guard and, behind it, its call.
 
     Args:
-        program: the program.
-        layer: the layer that owns it; the entry refers to it weakly, through the program.
+        program: the program; the entry refers to the layer weakly, through it.
 
     Returns:
         A function of a call's `args` and `kwargs` that returns the outputs, or `MISS`.
@@ -195,9 +194,7 @@ class _Writer:
         dtype = f"dtype{len(self.constants)}"
         self.constants[dtype] = kind.dtype
         device = compat.default_device()
-        on_device = (
-            f"{name}.is_cpu" if device.type == "cpu" else f"{name}.device == home"
-        )
+        on_device = f"{name}.is_cpu" if device.type == "cpu" else f"{name}.device == home"
         if device.type != "cpu":
             self.constants["home"] = device
         self._unless(

@@ -120,9 +120,9 @@ class LoweringContext:
         pending = self.record.assigned.get(id(variable))
         value = pending[1] if pending else self._raw(variable)
         cast = self.autocast.dtype
-        if variable._autocast and cast is not None and value.dtype != cast:
-            if compat.is_float(value.dtype):
-                value = value.to(cast)
+        wanted = variable._autocast and cast is not None and value.dtype != cast
+        if wanted and compat.is_float(value.dtype):
+            value = value.to(cast)
         return VariableValue(value, variable, self)
 
     def _raw(self, variable: Any) -> Any:
@@ -228,7 +228,7 @@ class LoweringContext:
     def _stock(self, layer: Any, args: Any, kwargs: Any, declined: Decline) -> Any:
         if not isinstance(layer, compat.Layer):
             raise declined
-        metas = stock_metas(self, layer, args, kwargs)
+        metas = stock_metas(layer, args, kwargs)
         self.record.stock_calls += 1
         detail = f": {declined.detail}" if declined.detail else ""
         self.record.rows.append(
@@ -258,7 +258,7 @@ def _lowered_call(context: LoweringContext, layer: Any, args: Any, kwargs: Any) 
         return call_layer(context, layer, args, kwargs)
     except Decline:
         raise
-    except Exception as error:  # noqa: BLE001, the call itself goes to stock Keras then
+    except Exception as error:
         raise Decline(Reason.CONTROL_FLOW, f"{type(error).__name__}: {error}") from error
 
 
@@ -330,4 +330,3 @@ def _trace(layer: Any, kind: CallKind, sizes: FakeSizes, body: Body | None) -> T
     else:
         outputs = body(context, layer, *args, **kwargs)
     return Trace(context, outputs, inputs, input_masks, sizes.fixed, sizes.relations)
-

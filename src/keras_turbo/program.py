@@ -58,9 +58,7 @@ class Program:
         self.variables = list(record.variables.values())
         self.final_training = context.training
         self.stock_calls = record.stock_calls
-        self.has_effects = bool(
-            record.assigned or record.losses or record.draws or record.actions
-        )
+        self.has_effects = bool(record.assigned or record.losses or record.draws or record.actions)
         self.random = record.random or bool(record.draws)
         self.clear_losses = True
         self.adds_losses = bool(record.losses or record.stock_calls)
@@ -68,9 +66,7 @@ class Program:
         self.valid = True
         self._finish(trace)
         run_passes(self.graph)
-        self.code, self.run, self.run_without_gradients = emit.function(
-            self.graph, self.constants
-        )
+        self.code, self.run, self.run_without_gradients = emit.function(self.graph, self.constants)
 
     def begin(self) -> None:
         """Clear the losses that earlier calls recorded, as stock Keras does first."""

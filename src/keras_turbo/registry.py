@@ -20,14 +20,54 @@ RuleFunction = TypeVar("RuleFunction", bound=Callable[..., Any])
 
 # Methods of a Keras class that do not take part in a call of a built layer.
 _OUTSIDE_THE_CALL = frozenset(
-    """__init__ __new__ __doc__ __module__ __qualname__ __dict__ __weakref__ __repr__ __str__
-    __annotations__ __init_subclass__ __reduce__ __signature__ __static_attributes__
-    __firstlineno__ __abstractmethods__ _abc_impl build get_config from_config
-    build_from_config get_build_config compute_output_shape compute_output_spec
-    get_compile_config compile_from_config save_own_variables load_own_variables save_assets
-    load_assets enable_lora quantize quantized_build _obj_type add pop summary to_json
-    variable_serialization_spec get_layer input_shape output_shape _lock_state
-    _maybe_rebuild layers operations""".split()
+    [
+        "__init__",
+        "__new__",
+        "__doc__",
+        "__module__",
+        "__qualname__",
+        "__dict__",
+        "__weakref__",
+        "__repr__",
+        "__str__",
+        "__annotations__",
+        "__init_subclass__",
+        "__reduce__",
+        "__signature__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "build",
+        "get_config",
+        "from_config",
+        "build_from_config",
+        "get_build_config",
+        "compute_output_shape",
+        "compute_output_spec",
+        "get_compile_config",
+        "compile_from_config",
+        "save_own_variables",
+        "load_own_variables",
+        "save_assets",
+        "load_assets",
+        "enable_lora",
+        "quantize",
+        "quantized_build",
+        "_obj_type",
+        "add",
+        "pop",
+        "summary",
+        "to_json",
+        "variable_serialization_spec",
+        "get_layer",
+        "input_shape",
+        "output_shape",
+        "_lock_state",
+        "_maybe_rebuild",
+        "layers",
+        "operations",
+    ]
 )
 
 # Methods of the base Layer that a rule relies on whatever the layer is.

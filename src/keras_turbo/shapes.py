@@ -95,7 +95,7 @@ def known_meta(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if target is torch.mean and isinstance(args[0], torch.Tensor):
         return _mean(*args, **kwargs)
     if target is F.scaled_dot_product_attention and _all_of_one_dtype(args[:3]):
-        query, _, value = args[:3]
+        query, _key, value, *_rest = args
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
     return None
 

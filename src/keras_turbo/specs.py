@@ -127,9 +127,7 @@ def kind_of(
     training = kwargs.get("training")
     if training is not None and type(training) is not bool:
         raise Decline(Reason.INPUT, f"training is a {type(training).__name__}")
-    return CallKind(
-        new_args, rest, "training" in kwargs, training, tensors=tuple(tensors), **scope
-    )
+    return CallKind(new_args, rest, "training" in kwargs, training, tensors=tuple(tensors), **scope)
 
 
 def _tensor_kind(name: str, tensor: torch.Tensor, static: frozenset[int]) -> TensorKind:
@@ -212,8 +210,10 @@ class FakeSizes:
         pairs = []
         for axis, size in enumerate(kind.mask.sizes):
             same_axis = axis < len(kind.sizes) and kind.sizes[axis] == size
-            if same_axis and size is not None and (
-                axis in kind.static or (position, axis) in fixed
+            if (
+                same_axis
+                and size is not None
+                and (axis in kind.static or (position, axis) in fixed)
             ):
                 pairs.append((size, size))
             else:

@@ -47,7 +47,7 @@ class StockCall:
         return outputs
 
 
-def stock_metas(context: Any, layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def stock_metas(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The meta outputs of a layer that will run stock, at both sizes.
 
     Raises:

@@ -81,7 +81,7 @@ class Tracer(fx.proxy.TracerBase):
         self._made.add(id(tensor))
         return self.parameter("constant", tensor)
 
-    def create_proxy(  # noqa: PLR0913, the signature is torch.fx's
+    def create_proxy(
         self,
         kind: str,
         target: Any,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -178,7 +178,7 @@ class VariableValue(Value):
     """The value of a Keras variable, with those methods of the variable that a call uses."""
 
     def __init__(self, value: Value, variable: Any, context: Any) -> None:
-        super().__init__(value.node, value.tracer, value.metas)
+        super().__init__(value.node, cast("Tracer", value.tracer), value.metas)
         self.variable = variable
         self.context = context
 
@@ -206,6 +206,7 @@ class Sizes(fx.Proxy):
 
     def __init__(self, node: fx.Node, tracer: Tracer, metas: tuple[Any, Any]) -> None:
         super().__init__(node, tracer)
+        self.tracer: Tracer = tracer
         self.metas = metas
 
     def __getitem__(self, index: int) -> Any:

@@ -38,7 +38,8 @@ def layer_view(context: Any, target: Any) -> Any:
             "__call__": _call,
             "__module__": cls.__module__,
         }
-        view_class = type(cls)(cls.__name__, (cls,), members)
+        metaclass: Any = type(cls)
+        view_class = metaclass(cls.__name__, (cls,), members)
         _view_classes[cls] = view_class
     stand_in = object.__new__(view_class)
     object.__setattr__(stand_in, "_turbo_view", (context, target))
@@ -96,9 +97,18 @@ def view(context: Any, item: Any) -> Any:
 _RANDOM = frozenset(
     getattr(torch, name)
     for name in (
-        "normal rand randn randint rand_like randn_like randint_like randperm bernoulli "
-        "multinomial poisson"
-    ).split()
+        "normal",
+        "rand",
+        "randn",
+        "randint",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "randperm",
+        "bernoulli",
+        "multinomial",
+        "poisson",
+    )
 ) | {torch.Tensor.random_, torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_}
 
 
@@ -127,9 +137,7 @@ class RandomGuard(TorchFunctionMode):
         super().__init__()
         self.context = context
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READERS and any(is_value(arg) for arg in args):
             # These read a tensor's memory without asking it first.
             raise Decline(Reason.CONTROL_FLOW, f"torch.{func.__name__} of a traced tensor")

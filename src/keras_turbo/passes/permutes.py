@@ -35,7 +35,7 @@ def merge_permutes(graph: fx.Graph) -> None:
         if order is None:
             continue
         source = node.args[0]
-        _sink_below_elementwise(graph, node)
+        _sink_below_elementwise(node)
         inner = _order(source) if isinstance(source, fx.Node) else None
         if inner is None or len(inner) != len(order):
             continue
@@ -50,7 +50,7 @@ def merge_permutes(graph: fx.Graph) -> None:
             graph.erase_node(source)
 
 
-def _sink_below_elementwise(graph: fx.Graph, node: fx.Node) -> None:
+def _sink_below_elementwise(node: fx.Node) -> None:
     """Move a permute behind the elementwise operations that alone use its result."""
     while len(node.users) == 1:
         (user,) = node.users
@@ -72,12 +72,10 @@ def _sink_below_elementwise(graph: fx.Graph, node: fx.Node) -> None:
 
 def _order(node: fx.Node) -> tuple[int, ...] | None:
     """The axes of a permute with known axes, else None."""
-    if node.op == "call_method" and node.target == "permute":
-        axes = node.args[1:]
-    elif node.op == "call_function" and node.target is torch.permute:
-        axes = node.args[1:]
-    else:
+    method = node.op == "call_method" and node.target == "permute"
+    if not method and not (node.op == "call_function" and node.target is torch.permute):
         return None
+    axes: tuple[Any, ...] = node.args[1:]
     if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
         axes = tuple(axes[0])
     if node.kwargs or not all(isinstance(axis, int) for axis in axes):

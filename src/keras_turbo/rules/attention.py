@@ -72,7 +72,7 @@ def multi_head_attention(  # noqa: PLR0913, the signature is that of Keras's `ca
     return (outputs, scores) if return_attention_scores else outputs
 
 
-def _attend(  # noqa: PLR0913, one argument for each that Keras's method takes
+def _attend(
     ctx: Any,
     layer: Any,
     projected: tuple[Any, Any, Any],
@@ -105,7 +105,7 @@ def _attend(  # noqa: PLR0913, one argument for each that Keras's method takes
 
 
 @rule(keras_ops.nn.DotProductAttention)
-def dot_product_attention_operation(  # noqa: PLR0913, the signature is that of Keras's `call`
+def dot_product_attention_operation(
     ctx: Any,
     operation: Any,
     query: Any,
@@ -123,7 +123,7 @@ def dot_product_attention_operation(  # noqa: PLR0913, the signature is that of 
     )
 
 
-def dot_product_attention(  # noqa: PLR0913, the arguments of Keras's function
+def dot_product_attention(
     ctx: Any,
     query: Any,
     key: Any,
@@ -141,9 +141,7 @@ def dot_product_attention(  # noqa: PLR0913, the arguments of Keras's function
         raise Decline(Reason.UNSUPPORTED, "arguments that stock Keras refuses")
     if query.device.type != "cpu":
         # Which kernel stock Keras takes depends on the tensors themselves there.
-        return compat.opaque_attention(
-            ctx, query, key, value, bias, mask, scale, causal, flash
-        )
+        return compat.opaque_attention(ctx, query, key, value, bias, mask, scale, causal, flash)
     if flash is True:
         raise Decline(Reason.UNSUPPORTED, "flash attention on the CPU")
     dtype = result_dtype(query, key, value)

@@ -39,9 +39,7 @@ def conv(ctx: Any, layer: Any, inputs: Any) -> Any:
     if padding == "causal":
         left = dilation[0] * (weight.shape[2] - 1)
         x, padding = F.pad(x, (left, 0)), "valid"
-    return _finish(
-        ctx, layer, x, weight, bias, padding, ctx.read(layer, "strides"), dilation, last
-    )
+    return _finish(ctx, layer, x, weight, bias, padding, ctx.read(layer, "strides"), dilation, last)
 
 
 @rule(layers.DepthwiseConv2D)
@@ -98,9 +96,7 @@ def _depthwise_weight(kernel: Any) -> Any:
     return weight.reshape((channels * multiplier, 1, height, width))
 
 
-def _convolve(
-    x: Any, weight: Any, bias: Any, padding: str, strides: Any, dilation: Any
-) -> Any:
+def _convolve(x: Any, weight: Any, bias: Any, padding: str, strides: Any, dilation: Any) -> Any:
     rank = weight.ndim - 2
     channels, kernel_channels = x.shape[1], weight.shape[1]
     if not isinstance(channels, int) or channels % kernel_channels:
@@ -121,7 +117,7 @@ def _convolve(
     return _CONVOLUTIONS[rank](x, weight, bias, strides, amounts, dilation, groups)
 
 
-def _finish(  # noqa: PLR0913, everything a convolution needs
+def _finish(
     ctx: Any,
     layer: Any,
     x: Any,

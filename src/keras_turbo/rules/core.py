@@ -92,12 +92,13 @@ def _as_linear(product: Product, x: Any, kernel: Any, bias: Any) -> Any:
         x = x.flatten(x.ndim - count)
     if len(kernel.shape) > 2:
         kernel = kernel.view(rows, columns)
-    whole_bias = bias is not None and tuple(bias.shape) == tuple(kept)
-    flat_bias = (bias.view(columns) if bias.ndim > 1 else bias) if whole_bias else None
-    outputs = F.linear(x, kernel.t(), flat_bias)
+    inside, outside = None, bias
+    if bias is not None and tuple(bias.shape) == tuple(kept):
+        inside, outside = bias.view(columns) if bias.ndim > 1 else bias, None
+    outputs = F.linear(x, kernel.t(), inside)
     if len(kept) > 1:
         outputs = torch.unflatten(outputs, -1, tuple(kept))
-    return outputs if whole_bias or bias is None else torch.add(outputs, bias)
+    return outputs if outside is None else torch.add(outputs, outside)
 
 
 trace_call(layers.Masking)

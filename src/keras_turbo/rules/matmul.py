@@ -26,10 +26,8 @@ def result_dtype(*values: Any) -> torch.dtype:
 
 def matmul(a: Any, b: Any) -> Any:
     """`keras.ops.matmul` of two traced tensors."""
-    if a.dtype == torch.int8 and b.dtype == torch.int8:
-        result = torch.int32
-    else:
-        result = result_dtype(a, b)
+    both_int8 = a.dtype == torch.int8 and b.dtype == torch.int8
+    result = torch.int32 if both_int8 else result_dtype(a, b)
     compute = result
     if compute == torch.bool:
         compute = compat.to_torch_dtype(compat.backend.floatx())
@@ -124,4 +122,5 @@ def _same_bits(rows: int, columns: int) -> bool:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
+    """A traced tensor in another dtype; itself where it has it already."""
     return value if value.dtype == dtype else value.to(dtype)

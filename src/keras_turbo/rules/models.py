@@ -86,11 +86,10 @@ def _standardize(model: Any, inputs: Any) -> list[Any]:
             raise Decline(Reason.SHAPE, f"an input of another rank than {declared.shape}")
         mask = mask_of(value)
         dtype = compat.to_torch_dtype(declared.dtype)
-        if value.dtype != dtype:
-            value = value.to(dtype)
-            if mask is not None:
-                value._keras_mask = mask
-        flat.append(value)
+        cast = value if value.dtype == dtype else value.to(dtype)
+        if mask is not None:
+            cast._keras_mask = mask
+        flat.append(cast)
     return flat
 
 
@@ -120,4 +119,3 @@ def _call_node(ctx: Any, operation: Any, args: Any, kwargs: Any, training: Any) 
             kwargs = {**kwargs, "training": training}
         return ctx.call(operation, *args, **kwargs)
     return ctx.call_operation(operation, *args, **kwargs)
-

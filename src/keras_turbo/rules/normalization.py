@@ -96,9 +96,9 @@ def _fused(x: Any, channel: int, weights: tuple[Any, ...], epsilon: float) -> An
     if channel != 1:
         x = x.permute((0, rank - 1, *range(1, rank - 1)))
         back = (0, *range(2, rank), 1)
-    outputs = torch.batch_norm(
-        x, *weights, False, 0.0, epsilon, torch.backends.cudnn.enabled
-    )
+    gamma, beta, mean, variance = weights
+    cudnn = torch.backends.cudnn.enabled
+    outputs = torch.batch_norm(x, gamma, beta, mean, variance, False, 0.0, epsilon, cudnn)
     return outputs if back is None else outputs.permute(back)
 
 

@@ -33,7 +33,11 @@ bernoulli.meta = lambda p, state, draw: torch.empty_like(p)  # type: ignore[attr
 
 
 def normal(
-    like: torch.Tensor, mean: float, stddev: float, dtype: torch.dtype, state: torch.Tensor,
+    like: torch.Tensor,
+    mean: float,
+    stddev: float,
+    dtype: torch.dtype,
+    state: torch.Tensor,
     draw: int,
 ) -> torch.Tensor:
     """Normal numbers of a tensor's shape, drawn from a Keras seed state."""
@@ -123,4 +127,3 @@ def _noise(ctx: Any, layer: Any, x: Any, mean: float, stddev: float) -> Any:
     return ctx.tracer.create_proxy(
         "call_function", normal, (x, mean, stddev, dtype, state, draw), {}
     )
-
