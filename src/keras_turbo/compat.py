@@ -148,7 +148,7 @@ def opaque_attention(ctx: Any, query: Any, key: Any, value: Any, *rest: Any) -> 
     def attention(query: Any, key: Any, value: Any, *rest: Any) -> Any:
         return torch_nn.dot_product_attention(query, key, value, *rest)
 
-    def meta(query: Any, key: Any, value: Any, *_: Any) -> Any:
+    def meta(query: Any, _key: Any, value: Any, *_: Any) -> Any:
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
     attention.meta = meta  # type: ignore[attr-defined]

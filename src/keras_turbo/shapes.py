@@ -95,9 +95,14 @@ def known_meta(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if target is torch.mean and isinstance(args[0], torch.Tensor):
         return _mean(*args, **kwargs)
     if target is F.scaled_dot_product_attention and _all_of_one_dtype(args[:3]):
-        query, _key, value, *_rest = args
-        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+        return _attention(*args[:3])
     return None
+
+
+def _attention(query: Any, key: Any, value: Any) -> torch.Tensor | None:
+    if query.ndim != key.ndim or query.shape[-1] != key.shape[-1]:
+        return None
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 def _all_of_one_dtype(args: tuple[Any, ...]) -> bool:
