@@ -232,6 +232,14 @@ def _autocast(ctx: Any, layer: Any) -> tuple[bool, torch.dtype | None]:
     return False, None
 
 
+def scope_inside(ctx: Any, layer: Any) -> compat.AutocastScope | None:
+    """The autocast scope object for a layer's `call`, None where there is none."""
+    active, dtype = _autocast(ctx, layer)
+    if not active:
+        return None
+    return compat.AutocastScope(None if dtype is None else compat.backend.standardize_dtype(dtype))
+
+
 def per_sample(loss: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
     """A loss divided by the batch size, zero for an empty batch: `keras.ops.divide_no_nan`."""
     size = torch.tensor(batch, dtype=loss.dtype, device=loss.device).to(dtype)

@@ -15,6 +15,7 @@ import torch
 from keras.src import backend, tree
 from keras.src.backend.common import dtypes, global_state
 from keras.src.backend.common.keras_tensor import KerasTensor
+from keras.src.backend.common.symbolic_scope import SymbolicScope
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import nn as torch_nn
@@ -54,6 +55,7 @@ __all__ = [
     "Variable",
     "ambient",
     "backend",
+    "call_on_meta",
     "default_device",
     "function_transform_active",
     "global_hooks",
@@ -116,6 +118,24 @@ def default_device() -> torch.device:
 def to_torch_dtype(dtype: Any) -> torch.dtype:
     """The torch dtype for a Keras dtype name."""
     return torch_core.to_torch_dtype(dtype)
+
+
+def call_on_meta(layer: Any, args: Any, kwargs: Any) -> Any:
+    """A layer's `call` for KerasTensors, evaluated on the meta device, without effects."""
+
+    def tensor(item: Any) -> Any:
+        if not isinstance(item, KerasTensor):
+            return item
+        return torch.empty(item.shape, dtype=to_torch_dtype(item.dtype), device="meta")
+
+    with backend.device_scope("meta"), torch.no_grad():
+        values = [
+            (v, torch.empty(tuple(v.shape), dtype=to_torch_dtype(v._dtype), device="meta"))
+            for v in layer.variables
+        ]
+        with backend.StatelessScope(values), SymbolicScope():
+            args, kwargs = tree.map_structure(tensor, (args, kwargs))
+            return layer.call(*args, **kwargs)
 
 
 def is_float(dtype: torch.dtype) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from keras_turbo import compat
-from keras_turbo.calls import call_layer
+from keras_turbo.calls import call_layer, scope_inside
 from keras_turbo.fallback import Decline, Reason, layer_path
 from keras_turbo.layout import relayout
 from keras_turbo.specs import CallKind, FakeSizes, Relation, TensorKind, map_leaves
@@ -222,20 +222,20 @@ class LoweringContext:
         self.record.stock_calls += 1
         name = getattr(function, "__name__", type(function).__name__)
         self.record.rows.append(Row(name, type(function).__name__, False, Reason.NO_RULE.name))
-        target = StockCall(function, self.training, self.autocast)
+        target = StockCall(function, self.training, self.autocast).declares(metas[0])
         return self.tracer.append("call_function", target, args, {}, metas)
 
     def _stock(self, layer: Any, args: Any, kwargs: Any, declined: Decline) -> Any:
         if not isinstance(layer, compat.Layer):
             raise declined
-        metas = stock_metas(layer, args, kwargs)
+        metas = stock_metas(layer, args, kwargs, scope_inside(self, layer))
         self.record.stock_calls += 1
         detail = f": {declined.detail}" if declined.detail else ""
         self.record.rows.append(
             Row(layer_path(layer), type(layer).__name__, False, declined.reason.name + detail)
         )
         self.depend(layer, "hooks", "call", "_dtype_policy")
-        target = StockCall(layer, self.training, self.autocast)
+        target = StockCall(layer, self.training, self.autocast).declares(metas[0])
         return self.tracer.append("call_function", target, args, kwargs, metas)
 
     def lowered(self, layer: Any) -> None:

@@ -6,6 +6,7 @@ inside the call context and the autocast scope that stock Keras would have there
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class StockCall:
         self.scope = compat.AutocastScope(None) if autocast.active else None
         if self.scope is not None and autocast.dtype is not None:
             self.scope.dtype = compat.backend.standardize_dtype(autocast.dtype)
+        self.dtypes: list[Any] = []
         name = getattr(function, "name", None) or getattr(function, "__name__", "function")
         self.__name__ = self.__qualname__ = f"stock_{name}".replace("<", "").replace(">", "")
 
@@ -41,14 +43,34 @@ class StockCall:
             outputs = self.function(*args, **kwargs)
         finally:
             ambient["autocast_scope"] = outer
-        for output in compat.tree.flatten(outputs):
+        for output, dtype in zip(compat.tree.flatten(outputs), self.dtypes, strict=True):
             if getattr(output, "_keras_mask", None) is not None:
                 raise Decline(Reason.MASK, f"{self.__name__} attached a mask to its output")
+            if getattr(output, "dtype", None) is not dtype:
+                problem = f"{self.__name__} did not return {dtype}, which it declares"
+                raise Decline(Reason.UNSUPPORTED, problem)
         return outputs
 
+    def declares(self, metas: Any) -> StockCall:
+        """Note the dtypes that the rest of the program relies on."""
+        self.dtypes = [getattr(m, "dtype", None) for m in compat.tree.flatten(metas)]
+        return self
 
-def stock_metas(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+
+# Two made-up sizes for a dimension that a layer says it cannot know.
+_UNKNOWN = (7919, 7927)
+
+
+def stock_metas(
+    layer: Any, args: Any, kwargs: Any, scope: compat.AutocastScope | None
+) -> tuple[Any, Any]:
     """The meta outputs of a layer that will run stock, at both sizes.
+
+    Args:
+        layer: the layer.
+        args: positional arguments of the call.
+        kwargs: its keyword arguments.
+        scope: the autocast scope in which its `call` will run.
 
     Raises:
         Decline: when its output shapes or masks cannot be known.
@@ -72,24 +94,45 @@ def stock_metas(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
             meta = item.metas[which]
             if not isinstance(meta, torch.Tensor):
                 return meta
-            dtype = compat.backend.standardize_dtype(meta.dtype)
-            return compat.KerasTensor(tuple(meta.shape), dtype=dtype)
+            return compat.KerasTensor(tuple(meta.shape), dtype=_dtype_inside(layer, meta))
 
         spec_args, spec_kwargs = map_aggregate((args, kwargs), spec)
         try:
-            output = layer.compute_output_spec(*spec_args, **spec_kwargs)
+            with scope or contextlib.nullcontext():
+                outputs = _outputs(layer, spec_args, spec_kwargs)
         except Exception as error:
             raise Decline(Reason.UNSUPPORTED, f"output shape of {layer.name}") from error
-        metas.append(compat.tree.map_structure(_meta_tensor, output))
+        specs = compat.tree.flatten((spec_args, spec_kwargs))
+        batch = next((s.shape[0] for s in specs if getattr(s, "shape", ())), None)
+
+        def meta(item: Any, which: int = which, batch: Any = batch) -> torch.Tensor:
+            sizes = [_UNKNOWN[which] if size is None else size for size in item.shape]
+            if sizes and item.shape[0] is None and batch is not None:
+                sizes[0] = batch
+            dtype = compat.to_torch_dtype(item.dtype)
+            return torch.empty(sizes, dtype=dtype, device="meta")
+
+        metas.append(compat.tree.map_structure(meta, outputs))
     return metas[0], metas[1]
 
 
-def _meta_tensor(spec: Any) -> torch.Tensor:
-    return torch.empty(
-        [size or 1 for size in spec.shape],
-        dtype=compat.to_torch_dtype(spec.dtype),
-        device="meta",
-    )
+def _outputs(layer: Any, args: Any, kwargs: Any) -> Any:
+    """The outputs of a layer for symbolic inputs, with the dtypes they will really have.
+
+    `compute_output_spec` reads variables without the autocast scope, so a `call` that it
+    would trace is traced here, on variables that the scope casts.
+    """
+    method = type(layer).compute_output_spec is compat.Layer.compute_output_spec
+    if method and getattr(layer.compute_output_shape, "_is_default", False):
+        with contextlib.suppress(Exception):
+            return compat.call_on_meta(layer, args, kwargs)
+    return layer.compute_output_spec(*args, **kwargs)
+
+
+def _dtype_inside(layer: Any, meta: torch.Tensor) -> str:
+    """The dtype in which a layer's `call` sees a tensor argument."""
+    converts = layer._convert_input_args and layer.autocast and compat.is_float(meta.dtype)
+    return layer.input_dtype if converts else compat.backend.standardize_dtype(meta.dtype)
 
 
 def opaque_metas(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
