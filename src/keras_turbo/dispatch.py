@@ -215,10 +215,16 @@ def kind_of_call(layer: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+def _input_specs(layer: Any) -> list[Any]:
+    """A layer's input specs; a Sequential model has those of the graph behind it."""
+    specs = layer.input_spec or getattr(getattr(layer, "_functional", None), "input_spec", None)
+    return compat.tree.flatten(specs) if specs else []
+
+
 def axes_to_guard(layer: Any, position: int, rank: int, dtype: torch.dtype) -> frozenset[int]:
     """The axes of an input whose size the layer's own checks or weights depend on."""
     axes: set[int] = set()
-    specs = compat.tree.flatten(layer.input_spec) if layer.input_spec else []
+    specs = _input_specs(layer)
     if position < len(specs) and specs[position] is not None:
         spec = specs[position]
         axes.update(int(axis) % rank for axis in spec.axes or {} if -rank <= int(axis) < rank)
@@ -231,7 +237,7 @@ def axes_to_guard(layer: Any, position: int, rank: int, dtype: torch.dtype) -> f
 
 def declared_axes(layer: Any, position: int, rank: int) -> dict[int, int]:
     """The sizes that a layer's input spec fixes for one of its inputs, by axis."""
-    specs = compat.tree.flatten(layer.input_spec) if layer.input_spec else []
+    specs = _input_specs(layer)
     if position >= len(specs) or specs[position] is None:
         return {}
     spec = specs[position]
