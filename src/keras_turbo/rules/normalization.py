@@ -36,7 +36,7 @@ def batch_normalization(
     unusual = (learning and mask is not None) or _renormalizes(ctx, layer)
     if unusual or not 2 <= rank <= 5 or not _floating(inputs):
         return ctx.trace(ctx.view(layer).call, inputs, training=training, mask=mask)
-    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32
+    dtype = compat.result_type(inputs.dtype, torch.float32)
     gamma, beta, mean, variance = (
         cast(ctx.variable(ctx.read(layer, name)), dtype) if used else None
         for name, used in (
