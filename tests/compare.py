@@ -98,7 +98,7 @@ def observe(
             outputs = (function or layer)(*args, **call)
         except keras_turbo.FallbackError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - which one it is gets compared
             return Seen(error=error, state=snapshot(layer))
     inputs = [t for t in tree.flatten((args, call)) if torch.is_tensor(t)]
     for old, new in zip(before, inputs, strict=True):

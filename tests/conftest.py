@@ -5,6 +5,7 @@ fallback is the right answer, the test says so by name with `@pytest.mark.allow_
 and then the named reasons, and no others, must have been counted.
 """
 
+# ruff: noqa: E402 - Keras reads its backend from the environment when it is imported.
 from __future__ import annotations
 
 import os

@@ -78,7 +78,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], tuple[T, ...]]] = {
     "rdiv": (lambda a: 1.5 / a, (A,)),
     "pow": (lambda a: a**2, (A,)),
     "neg": (lambda a: -a, (A,)),
-    "abs": (lambda a: abs(a), (A,)),
+    "abs": (abs, (A,)),
     "mod": (lambda a: a % 3, (COUNTS,)),
     "floordiv": (lambda a: a // 3, (COUNTS,)),
     "matmul_operator": (lambda a, b: a @ ops.transpose(b, (0, 2, 1)), (A, B)),

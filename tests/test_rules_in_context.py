@@ -81,8 +81,8 @@ def test_copies_have_their_own_weights(row, variant):
         both(twin, args, call, exact=row.exact, tolerance=row.tolerance)
         assert_lowered(twin)
     again = observe(layer, args, call)
-    for a, b in zip(keras.tree.flatten(again.outputs), keras.tree.flatten(before.outputs)):
-        assert torch.equal(a, b)
+    leaves = keras.tree.flatten(again.outputs), keras.tree.flatten(before.outputs)
+    assert all(torch.equal(a, b) for a, b in zip(*leaves, strict=True))
 
 
 @over(TYPICAL)
