@@ -259,6 +259,18 @@ def both(
     return want
 
 
+def agree(layer: Any, *args: Any, tolerance: Any = None, **call: Any) -> Any:
+    """Run both ways with a model's tolerance, and return the outputs, detached.
+
+    The call must succeed; where an error is the right answer, use `both`.
+    """
+    want = both(layer, args, call, tolerance=tolerance or MODEL_TOLERANCE)
+    assert want.error is None, want.error
+    return tree.map_structure(
+        lambda t: t.detach() if isinstance(t, torch.Tensor) else t, want.outputs
+    )
+
+
 def programs(layer: Any) -> tuple[Any, ...]:
     """The programs in a layer's inline cache."""
     cache = layer.__dict__.get("_keras_turbo")

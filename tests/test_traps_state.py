@@ -16,7 +16,7 @@ import torch
 from keras import layers
 
 from tests.cases import randomize
-from tests.compare import MODEL_TOLERANCE, assert_lowered, both, close, observe, programs
+from tests.compare import MODEL_TOLERANCE, agree, assert_lowered, both, close, observe, programs
 
 
 def dense_model():
@@ -30,12 +30,6 @@ def dense_model():
     )
     randomize(model)
     return model
-
-
-def agree(layer, *args, **call):
-    want = both(layer, args, call, tolerance=MODEL_TOLERANCE)
-    assert want.error is None
-    return want.outputs.detach()
 
 
 def x(*shape):
