@@ -54,7 +54,7 @@ def overhead(case: Case, rounds: int, tick: Callable[[], None] = measure.nothing
     if not programs:
         raise UnavailableError(f"{case.workload.name}: the model was not lowered")
     program = programs[0]
-    run = program.run
+    run = program.run_without_gradients
     contenders = [measure.Contender(lambda: model(x)), measure.Contender(lambda: run(x))]
     called, ran = measure.measure(contenders, rounds, tick=tick)
     changes = [abs(a - b) for a, b in itertools.pairwise(ran)]
