@@ -143,4 +143,8 @@ def build(layer: Any, kind: CallKind, body: Any = None) -> Program:
     """
     from keras_turbo.lowering import trace
 
+    if torch.is_inference_mode_enabled():
+        # What is made here outlives the call, and inference tensors cannot be trained on.
+        with torch.inference_mode(False), torch.no_grad():
+            return Program(layer, kind, trace(layer, kind, body))
     return Program(layer, kind, trace(layer, kind, body))
