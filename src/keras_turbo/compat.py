@@ -6,31 +6,37 @@ so that a new release breaks one file and not twenty.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from keras.src import backend, tree
+from keras.src import backend as keras_backend
+from keras.src import ops, tree
+from keras.src.activations import activations
 from keras.src.backend.common import dtypes, global_state
 from keras.src.backend.common.keras_tensor import KerasTensor
+from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.symbolic_scope import SymbolicScope
-from keras.src.backend.common.variables import AutocastScope
-from keras.src.backend.torch import core as torch_core
-from keras.src.backend.torch import nn as torch_nn
-from keras.src.backend.torch.trainer import TorchTrainer
+from keras.src.backend.common.variables import AutocastScope, is_float_dtype, standardize_dtype
+from keras.src.backend.torch import trainer as torch_trainer
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
+from keras.src.layers.core.input_layer import InputLayer
 from keras.src.layers.layer import CallContext, Layer
 from keras.src.losses.loss import Loss
 from keras.src.metrics.metric import Metric
+from keras.src.models.functional import Functional
+from keras.src.models.sequential import Sequential
 from keras.src.ops.function import Function
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
+from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.trainer import Trainer
 from torch.nn.modules import module as _torch_module
 
 __all__ = [
@@ -44,15 +50,19 @@ __all__ = [
     "CallbackList",
     "DTypePolicyMap",
     "Function",
+    "Functional",
+    "InputLayer",
     "KerasTensor",
     "Layer",
     "Loss",
     "Metric",
     "Operation",
     "SeedGenerator",
+    "Sequential",
     "TorchTrainer",
     "Trainer",
     "Variable",
+    "activations",
     "ambient",
     "backend",
     "call_on_meta",
@@ -65,12 +75,41 @@ __all__ = [
     "large_negative",
     "mask_warning",
     "opaque_attention",
+    "ops",
     "result_type",
     "storage_is_shared",
     "to_torch_dtype",
     "tree",
     "unsupported",
 ]
+
+
+def _torch_backend(name: str) -> Any:
+    """A module of Keras's torch backend, which newer releases keep one folder deeper."""
+    for path in (f"keras.src.backend.torch.{name}", f"keras.src.backend.torch.ops.{name}"):
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path and not path.startswith(f"{error.name}."):
+                raise
+    raise ImportError(f"Keras's torch backend has no module {name}")
+
+
+torch_core, torch_nn = _torch_backend("core"), _torch_backend("nn")
+
+TorchTrainer: Any = getattr(torch_trainer, "TorchTrainer", None) or torch_trainer.Trainer
+Trainer: Any = getattr(base_trainer, "BaseTrainer", None) or base_trainer.Trainer
+
+backend = SimpleNamespace(
+    backend=keras_backend.backend,
+    cast=torch_core.cast,
+    convert_to_tensor=torch_core.convert_to_tensor,
+    device_scope=torch_core.device_scope,
+    floatx=keras_backend.floatx,
+    is_float_dtype=is_float_dtype,
+    standardize_dtype=standardize_dtype,
+)
+"""The functions of Keras's backend that are used here, wherever this release keeps them."""
 
 Variable = torch_core.Variable
 DEFAULT_DEVICE: str = torch_core.DEFAULT_DEVICE
@@ -133,7 +172,7 @@ def call_on_meta(layer: Any, args: Any, kwargs: Any) -> Any:
             (v, torch.empty(tuple(v.shape), dtype=to_torch_dtype(v._dtype), device="meta"))
             for v in layer.variables
         ]
-        with backend.StatelessScope(values), SymbolicScope():
+        with StatelessScope(values), SymbolicScope():
             args, kwargs = tree.map_structure(tensor, (args, kwargs))
             return layer.call(*args, **kwargs)
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from keras import layers
-from keras.src.activations import activations as keras_activations
 
 from keras_turbo import compat
 from keras_turbo.registry import trace_call
@@ -26,12 +25,12 @@ def _gelu(x: Any) -> Any:
 
 
 _DIRECT: dict[Any, Callable[[Any], Any]] = {
-    keras_activations.relu: torch.relu,
-    keras_activations.tanh: torch.tanh,
-    keras_activations.sigmoid: torch.sigmoid,
-    keras_activations.gelu: _gelu,
-    keras_activations.silu: F.silu,
-    keras_activations.linear: lambda x: x,
+    compat.activations.relu: torch.relu,
+    compat.activations.tanh: torch.tanh,
+    compat.activations.sigmoid: torch.sigmoid,
+    compat.activations.gelu: _gelu,
+    compat.activations.silu: F.silu,
+    compat.activations.linear: lambda x: x,
 }
 
 
@@ -43,16 +42,16 @@ def is_elementwise(function: Any) -> bool:
 _ELEMENTWISE = frozenset(
     {
         *_DIRECT,
-        keras_activations.elu,
-        keras_activations.exponential,
-        keras_activations.hard_sigmoid,
-        keras_activations.hard_silu,
-        keras_activations.leaky_relu,
-        keras_activations.mish,
-        keras_activations.relu6,
-        keras_activations.selu,
-        keras_activations.softplus,
-        keras_activations.softsign,
+        compat.activations.elu,
+        compat.activations.exponential,
+        compat.activations.hard_sigmoid,
+        compat.activations.hard_silu,
+        compat.activations.leaky_relu,
+        compat.activations.mish,
+        compat.activations.relu6,
+        compat.activations.selu,
+        compat.activations.softplus,
+        compat.activations.softsign,
     }
 )
 

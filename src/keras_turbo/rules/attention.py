@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from keras import layers
-from keras.src import ops as keras_ops
 
 from keras_turbo import compat
 from keras_turbo.calls import mask_of
@@ -98,13 +97,13 @@ def _attend(
     if mask is not None:
         axis = -2 * len(ctx.read(layer, "_attention_axes")) - 1
         for _ in range(4 - mask.ndim):
-            mask = ctx.trace(keras_ops.expand_dims, mask, axis=axis)
+            mask = ctx.trace(compat.ops.expand_dims, mask, axis=axis)
         mask = cast(mask, torch.bool)
     scale = ctx.read(layer, "_inverse_sqrt_key_dim")
     return dot_product_attention(ctx, query, key, value, None, mask, scale, causal, flash), None
 
 
-@rule(keras_ops.nn.DotProductAttention)
+@rule(compat.ops.nn.DotProductAttention)
 def dot_product_attention_operation(
     ctx: Any,
     operation: Any,

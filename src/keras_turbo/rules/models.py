@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras.src.layers.core.input_layer import InputLayer
-from keras.src.models.functional import Functional
-from keras.src.models.sequential import Sequential
-
 from keras_turbo import compat
 from keras_turbo.calls import is_value, mask_of
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.registry import rule
 
 
-@rule(Functional)
+@rule(compat.Functional)
 def functional(
     ctx: Any, layer: Any, inputs: Any, training: Any = None, mask: Any = None, **kwargs: Any
 ) -> Any:
@@ -31,7 +27,7 @@ def functional(
     return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
 
 
-@rule(Sequential)
+@rule(compat.Sequential)
 def sequential(
     ctx: Any, layer: Any, inputs: Any, training: Any = None, mask: Any = None, **kwargs: Any
 ) -> Any:
@@ -54,7 +50,7 @@ def sequential(
     return outputs
 
 
-@rule(InputLayer)
+@rule(compat.InputLayer)
 def input_layer(ctx: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """An input layer is never called; its node is where an input enters."""
     raise Decline(Reason.UNSUPPORTED, "an InputLayer is called")
