@@ -160,7 +160,9 @@ class Suite:
         )
         if done.returncode in _COMPLETE:
             return ""
-        return f"pytest ended with {done.returncode}\n{done.stdout[-3000:]}\n"
+        start = done.stdout.find("Fatal Python error")
+        shown = done.stdout[start : start + 6000] if start >= 0 else done.stdout[-3000:]
+        return f"pytest ended with {done.returncode}\n{shown}\n"
 
     def _environment(self, mode: str, folder: str) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KERAS_")}
