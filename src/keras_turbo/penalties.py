@@ -52,4 +52,7 @@ def penalty(ctx: Any, regularizer: Any, value: Any) -> Any:
     function = _PENALTIES.get(type(regularizer))
     if function is None or "__call__" in vars(regularizer):
         return None
+    if not value.dtype.is_floating_point:
+        # Keras truncates the factor to the integer dtype there.
+        return None
     return ctx.tracer.create_proxy("call_function", function, (regularizer, value), {})
