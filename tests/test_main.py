@@ -360,6 +360,34 @@ def test_strict_names_the_layer_and_the_reason(tmp_path):
     assert python(*TURBO, "script.py", home=tmp_path).returncode == 0
 
 
+def test_our_frames_stay_where_they_name_a_bug_of_ours(tmp_path):
+    write(
+        tmp_path,
+        {
+            "script.py": """
+                import keras, numpy as np, keras_turbo
+                class Own(keras.layers.Layer):
+                    def call(self, x):
+                        return x
+                def fail():
+                    raise ZeroDivisionError("in an effect")
+                @keras_turbo.rule(Own)
+                def rule(ctx, layer, x):
+                    ctx.effect(fail)
+                    return x
+                layer = Own()
+                for _ in range(2):
+                    layer(np.ones((2, 4), "float32"))
+            """
+        },
+    )
+    done = python(*TURBO, "--strict", "script.py", home=tmp_path)
+    cause, error = done.stderr.split("The above exception was the direct cause")
+    assert "keras_turbo program" in cause
+    assert "ran stock Keras: ERROR" in error
+    assert "keras_turbo/" not in error
+
+
 def test_notebook_extension(tmp_path):
     code = """
         from IPython.core.interactiveshell import InteractiveShell

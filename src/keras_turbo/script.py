@@ -18,6 +18,8 @@ from collections.abc import Callable
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
+from keras_turbo.fallback import FallbackError
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 # The module that was `__main__` until now must outlive the script.
@@ -134,6 +136,9 @@ def _clean(error: BaseException, seen: set[int]) -> None:
         return
     seen.add(id(error))
     error.__traceback__ = _cleaned(error.__traceback__)
+    if isinstance(error, FallbackError):
+        # What it came from is a bug of ours, and its frames say where.
+        return
     for other in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
         if other is not None:
             _clean(other, seen)
