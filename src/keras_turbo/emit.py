@@ -53,36 +53,42 @@ class _Names:
 Run = Callable[..., Any]
 
 
-def function(graph: fx.Graph, constants: dict[str, Any]) -> tuple[str, Run, Run]:
+def function(
+    graph: fx.Graph, quiet: fx.Graph, constants: dict[str, Any]
+) -> tuple[str, Run, Run]:
     """The source of a graph and the compiled function, for calls with gradients and without.
 
     Args:
         graph: a finished graph with an output node.
+        quiet: the graph for calls without gradients.
         constants: the tensor behind each `get_attr` node, by name.
 
     Returns:
         The source, the function, and a function for calls without gradients that finds the
         views of parameters ready made.
     """
-    names = _Names({node.name for node in graph.nodes} | set(constants))
+    nodes = [*graph.nodes, *quiet.nodes]
+    names = _Names({node.name for node in nodes} | set(constants))
     names.values.update(constants)
     source = _source(graph, names, "program", {})
-    chains = view_chains(graph)
-    if not chains:
-        run = _compile(source, dict(names.values), "program")
-        return source, run, run
-    namespace = dict(names.values)
+    run = _compile(source, dict(names.values), "program")
+    namespace = dict(constants)
+    chains = view_chains(quiet)
     aliases = Aliases(chains, namespace, {node: f"{node.name}_view" for node in chains})
     aliases.refresh()
-    run = _compile(source, dict(names.values), "program")
     if not aliases.share_memory():
+        chains, aliases.names = {}, {}
+    prologue = []
+    if chains:
+        roots = dict.fromkeys(str(root.target) for root in chains.values())
+        moved = " or ".join(f"{root}.data_ptr() != {root}__at" for root in roots)
+        prologue = [f"if {moved}:", "    refresh()"]
+        namespace["refresh"] = aliases.refresh
+    other = _source(quiet, names, "program", aliases.names, prologue)
+    if other == source:
         return source, run, run
-    roots = dict.fromkeys(str(root.target) for root in chains.values())
-    moved = " or ".join(f"{root}.data_ptr() != {root}__at" for root in roots)
-    prologue = [f"if {moved}:", "    refresh()"]
-    namespace["refresh"] = aliases.refresh
-    without_gradients = _source(graph, names, "program_without_gradients", aliases.names, prologue)
-    return source, run, _compile(without_gradients, namespace, "program_without_gradients")
+    namespace.update({k: v for k, v in names.values.items() if k not in namespace})
+    return source, run, _compile(other, namespace, "program")
 
 
 def _compile(source: str, namespace: dict[str, Any], name: str) -> Run:

@@ -17,7 +17,7 @@ from torch.fx.node import map_aggregate
 from keras_turbo import emit
 from keras_turbo.calls import is_value, mask_of
 from keras_turbo.lowering import Row, Trace
-from keras_turbo.passes import run_passes
+from keras_turbo.passes import run_passes, without_gradients
 from keras_turbo.specs import CallKind, map_leaves
 
 
@@ -66,7 +66,9 @@ class Program:
         self.valid = True
         self._finish(trace)
         run_passes(self.graph)
-        self.code, self.run, self.run_without_gradients = emit.function(self.graph, self.constants)
+        self.code, self.run, self.run_without_gradients = emit.function(
+            self.graph, without_gradients(self.graph), self.constants
+        )
 
     def begin(self) -> None:
         """Clear the losses that earlier calls recorded, as stock Keras does first."""

@@ -10,7 +10,7 @@ from torch import fx
 
 from keras_turbo.passes.contiguous import remove_contiguous
 from keras_turbo.passes.dead_code import remove_dead_code
-from keras_turbo.passes.in_place import reuse_owned_memory
+from keras_turbo.passes.in_place import reuse_owned_memory, reuse_without_gradients
 from keras_turbo.passes.no_ops import remove_no_ops
 from keras_turbo.passes.permutes import merge_permutes
 
@@ -21,6 +21,15 @@ PASSES = (
     remove_dead_code,
     reuse_owned_memory,
 )
+
+
+def without_gradients(graph: fx.Graph) -> fx.Graph:
+    """A copy of a finished graph for calls that keep nothing for a backward pass."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    if reuse_owned_memory in PASSES:
+        reuse_without_gradients(copy)
+    return copy
 
 
 def run_passes(graph: fx.Graph) -> None:

@@ -43,16 +43,56 @@ _IN_PLACE: dict[Any, str] = {
     torch.tanh: "tanh_",
 }
 
+_FRESH = _FRESH_AND_UNSAVED | {
+    torch.embedding,
+    torch.softmax,
+    torch.relu,
+    torch.sigmoid,
+    torch.tanh,
+    torch.div,
+    operator.truediv,
+    torch._C._nn.gelu,
+    torch._C._nn.silu,
+}
+"""Functions whose result is new memory, for calls that keep nothing for a backward pass."""
+
+_WITH_OUT = frozenset(
+    {
+        torch._C._nn.gelu,
+        torch._C._nn.silu,
+        torch._C._nn.elu,
+        torch._C._nn.leaky_relu,
+        torch._C._nn.hardswish,
+        torch._C._nn.hardsigmoid,
+        torch._C._nn.hardtanh,
+    }
+)
+"""Elementwise functions of one tensor that write where they are told to."""
+
 _MATMULS = frozenset({torch.matmul, operator.matmul})
 
 
 def reuse_owned_memory(graph: fx.Graph) -> None:
     """Turn elementwise operations on owned intermediates into in-place ones."""
+    _reuse(graph, _FRESH_AND_UNSAVED)
+
+
+def reuse_without_gradients(graph: fx.Graph) -> None:
+    """The same for a graph that only serves calls without gradients."""
+    _reuse(graph, _FRESH)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _WITH_OUT and not node.kwargs:
+            owned = _owned_operand(node, _FRESH)
+            if owned is not None and owned is node.args[0]:
+                node.kwargs = {"out": owned}
+
+
+def _reuse(graph: fx.Graph, fresh: frozenset[Any]) -> None:
     for node in list(graph.nodes):
         method = _IN_PLACE.get(node.target) if node.op == "call_function" else None
         if method is None or not node.args or node.kwargs:
             continue
-        owned = _owned_operand(node)
+        owned = _owned_operand(node, fresh)
         if owned is None:
             continue
         rest = [arg for arg in node.args if arg is not owned]
@@ -63,14 +103,14 @@ def reuse_owned_memory(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _owned_operand(node: fx.Node) -> fx.Node | None:
+def _owned_operand(node: fx.Node, fresh: frozenset[Any]) -> fx.Node | None:
     result = node.meta.get("metas")
     if result is None:
         return None
     for arg in node.args:
         if not isinstance(arg, fx.Node) or len(arg.users) != 1:
             continue
-        if sum(other is arg for other in node.args) != 1 or not _is_fresh(arg):
+        if sum(other is arg for other in node.args) != 1 or not _is_fresh(arg, fresh):
             continue
         made = arg.meta.get("metas")
         if made and all(
@@ -80,7 +120,7 @@ def _owned_operand(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _is_fresh(node: fx.Node) -> bool:
+def _is_fresh(node: fx.Node, fresh: frozenset[Any]) -> bool:
     if node.op == "call_method":
         return node.target == "add_"
     if node.op != "call_function":
@@ -89,4 +129,4 @@ def _is_fresh(node: fx.Node) -> bool:
         # A product with a vector or of batches may be a view of another result.
         metas = node.meta.get("metas")
         return bool(metas) and metas[0].ndim >= 2
-    return node.target in _FRESH_AND_UNSAVED
+    return node.target in fresh and "out" not in node.kwargs
