@@ -12,7 +12,10 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-_VIEWS = frozenset({"view", "t", "permute", "transpose", "reshape", "flatten", "squeeze"})
+from keras_turbo import compat
+
+# Never copies, unlike `reshape` and `flatten`.
+_VIEWS = frozenset({"view", "t", "permute", "transpose", "squeeze"})
 
 
 def view_chains(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -51,11 +54,13 @@ class Aliases:
         self.chains = chains
         self.namespace = namespace
         self.names = names
+        # No parameter is there: the first call makes the views.
+        self.namespace.update({f"{root.target}__at": -1 for root in chains.values()})
 
     def refresh(self) -> None:
         """Make all views anew and note where their parameters are now."""
         views: dict[fx.Node, torch.Tensor] = {}
-        with torch.no_grad():
+        with compat.outside_modes(), torch.no_grad():
             for node, root in self.chains.items():
                 source = node.args[0]
                 parameter = self.namespace[str(root.target)]
@@ -63,11 +68,3 @@ class Aliases:
                 views[node] = getattr(base, str(node.target))(*node.args[1:])
                 self.namespace[f"{root.target}__at"] = parameter.data_ptr()
         self.namespace.update({self.names[node]: view for node, view in views.items()})
-
-    def share_memory(self) -> bool:
-        """Whether every view really shares its parameter's memory."""
-        return all(
-            self.namespace[self.names[node]].untyped_storage().data_ptr()
-            == self.namespace[str(root.target)].untyped_storage().data_ptr()
-            for node, root in self.chains.items()
-        )

@@ -6,6 +6,7 @@ so that a new release breaks one file and not twenty.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
@@ -38,6 +39,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from torch.nn.modules import module as _torch_module
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "DEFAULT_DEVICE",
@@ -76,6 +78,7 @@ __all__ = [
     "mask_warning",
     "opaque_attention",
     "ops",
+    "outside_modes",
     "result_type",
     "storage_is_shared",
     "to_torch_dtype",
@@ -255,6 +258,11 @@ def function_transform_active() -> bool:
         or _mode_depth() > 0
         or _function_mode_depth() > 0
     )
+
+
+def outside_modes() -> contextlib.AbstractContextManager[Any]:
+    """A context outside all torch dispatch modes, such as those of export and fake tensors."""
+    return _disable_current_modes()
 
 
 def storage_is_shared(tensor: torch.Tensor) -> bool:

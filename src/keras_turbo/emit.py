@@ -75,9 +75,6 @@ def function(
     namespace = dict(constants)
     chains = view_chains(quiet)
     aliases = Aliases(chains, namespace, {node: f"{node.name}_view" for node in chains})
-    aliases.refresh()
-    if not aliases.share_memory():
-        chains, aliases.names = {}, {}
     prologue = []
     if chains:
         roots = dict.fromkeys(str(root.target) for root in chains.values())

@@ -72,6 +72,7 @@ def compile_entry(program: Any) -> Callable[..., Any]:
         "DEVICE": compat.DEFAULT_DEVICE,
         "THREAD": thread_state,
         "peek": torch._C._functorch.peek_interpreter_stack,
+        "tracing": torch._C._get_tracing_state,
         "program": program,
         "run": program.run,
         "run_without_gradients": program.run_without_gradients,
@@ -109,7 +110,7 @@ class _Writer:
         self.lines.append("get = ambient.get")
         self._unless(
             " and ".join(f"get({name!r}) is None" for name in _SCOPES)
-            + " and not THREAD.stock and peek() is None"
+            + " and not THREAD.stock and peek() is None and tracing() is None"
             + "".join(f" and not hooks{i}" for i in range(len(compat.global_hooks)))
         )
         self.lines.append("device = get('torch_device')")

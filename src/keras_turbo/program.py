@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from keras_turbo import emit
+from keras_turbo import compat, emit
 from keras_turbo.calls import is_value, mask_of
 from keras_turbo.lowering import Row, Trace
 from keras_turbo.passes import run_passes, without_gradients
@@ -145,8 +145,10 @@ def build(layer: Any, kind: CallKind, body: Any = None) -> Program:
     """
     from keras_turbo.lowering import trace
 
-    if torch.is_inference_mode_enabled():
-        # What is made here outlives the call, and inference tensors cannot be trained on.
-        with torch.inference_mode(False), torch.no_grad():
-            return Program(layer, kind, trace(layer, kind, body))
-    return Program(layer, kind, trace(layer, kind, body))
+    # What is made here outlives the call: no mode of the caller's may get hold of it.
+    with compat.outside_modes():
+        if torch.is_inference_mode_enabled():
+            # Inference tensors cannot be trained on.
+            with torch.inference_mode(False), torch.no_grad():
+                return Program(layer, kind, trace(layer, kind, body))
+        return Program(layer, kind, trace(layer, kind, body))
