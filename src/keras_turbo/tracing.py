@@ -110,10 +110,13 @@ class Tracer(fx.proxy.TracerBase):
             if known.node.op == "get_attr":
                 self._interned[id(item)] = self.create_proxy("call_method", "clone", (known,), {})
             return item
-        known = self._interned.get(id(item), item)
-        if known.metas[0].untyped_storage()._cdata in self._foreign:
-            raise Decline(Reason.SIDE_EFFECT, "an input or a weight is changed in place")
+        self.refuse_foreign(self._interned.get(id(item), item))
         return item
+
+    def refuse_foreign(self, value: Value) -> None:
+        """Decline a change of an input's or a weight's memory."""
+        if value.metas[0].untyped_storage()._cdata in self._foreign:
+            raise Decline(Reason.SIDE_EFFECT, "an input or a weight is changed in place")
 
     def append(
         self,

@@ -174,6 +174,22 @@ class Value(fx.Proxy):
         return super().__getattr__(name)
 
 
+def _augmented(name: str) -> Any:
+    """`x += y` and its kin: on a tensor of the caller's they would change it in place."""
+    operation = getattr(operator, name)
+
+    def augment(self: Any, other: Any) -> Any:
+        self.tracer.refuse_foreign(self)
+        return operation(self, other)
+
+    return augment
+
+
+_AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "and_", "or_", "xor")
+for _name in _AUGMENTED:
+    setattr(Value, f"__i{_name.rstrip('_')}__", _augmented(_name))
+
+
 class VariableValue(Value):
     """The value of a Keras variable, with those methods of the variable that a call uses."""
 
@@ -189,6 +205,15 @@ class VariableValue(Value):
     @property
     def trainable(self) -> bool:
         return self.variable.trainable
+
+    def __iadd__(self, other: Any) -> Any:
+        return self + other
+
+    def __isub__(self, other: Any) -> Any:
+        return self - other
+
+    def __imul__(self, other: Any) -> Any:
+        return self * other
 
     def assign(self, value: Any) -> Any:
         self.context.assign(self.variable, value)

@@ -17,10 +17,8 @@ from keras_turbo import compat, guard
 
 stock_get_torch_dataloader: Callable[..., Any] = compat.ArrayDataAdapter.get_torch_dataloader
 
-_DTYPES = frozenset(
-    np.dtype(name)
-    for name in "float16 float32 float64 int8 int16 int32 int64 uint8 bool".split()
-)
+_NUMBERS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+_DTYPES = frozenset(map(np.dtype, _NUMBERS))
 
 
 class ArrayBatches:

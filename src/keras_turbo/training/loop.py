@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from keras_turbo import compat, guard
+from keras_turbo import barrier, compat, guard
 
 stock_reset_metrics: Callable[..., Any] = compat.Trainer.reset_metrics
 stock_symbolic_build: Callable[..., Any] = compat.Trainer._symbolic_build
@@ -33,6 +33,11 @@ def _states(model: Any) -> list[torch.Tensor] | None:
     if cache is None or not cache.programs or guard.thread_state.stock:
         return None
     if compat.ambient().get("stateless_scope") is not None:
+        return None
+    if sum(map(len, cache.metrics)) != cache.metrics_count:
+        # A metric was attached to a layer since: the steps do not report it yet.
+        for program in list(cache.programs):
+            barrier.deopt(program)
         return None
     if cache.states is None:
         cache.states = _resettable(model)

@@ -15,6 +15,7 @@ from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
 
 from keras_turbo import compat
 from keras_turbo.calls import mask_of
+from keras_turbo.fallback import Decline, Reason
 from keras_turbo.values import is_value
 
 _AVERAGES = frozenset({"sum_over_batch_size", "mean", "mean_with_sample_weight"})
@@ -29,7 +30,9 @@ quotient.meta = lambda total, count: torch.empty_like(total)  # type: ignore[att
 
 
 def loss_value(ctx: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """What a Keras loss object returns for traced tensors."""
+    """What a loss object returns for traced tensors."""
+    if not is_shipped(loss):
+        return _own_loss(ctx, loss, y_true, y_pred, sample_weight)
     if type(loss).__call__ is not compat.Loss.__call__ or not is_value(y_true):
         return ctx.trace(ctx.view(loss), y_true, y_pred, sample_weight)
     in_mask = mask_of(y_pred)
@@ -51,6 +54,64 @@ def loss_value(ctx: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any
         reduction=reduction,
         dtype=loss.dtype,
     )
+
+
+def is_shipped(item: Any) -> bool:
+    """Whether a loss or metric is Keras's own, and the function that it wraps is too."""
+    if not type(item).__module__.startswith("keras.src."):
+        return False
+    wrapped = vars(item).get("fn") or vars(item).get("_fn")
+    return wrapped is None or getattr(wrapped, "__module__", "").startswith("keras.src.")
+
+
+class OwnLoss:
+    """A callable node target that runs a user's loss as it is, at every step."""
+
+    __name__ = __qualname__ = "own_loss"
+    __module__ = "keras_turbo.training.reductions"
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+    def __call__(self, y_true: Any, y_pred: Any, mask: Any, sample_weight: Any) -> Any:
+        if mask is not None:
+            y_pred._keras_mask = mask
+        value = self.loss(y_true, y_pred, sample_weight)
+        value = compat.backend.cast(value, self.loss.dtype)
+        if value.ndim:
+            raise Decline(Reason.UNSUPPORTED, "a loss that is no scalar")
+        return value
+
+    def meta(self, *_: Any) -> Any:
+        dtype = compat.to_torch_dtype(self.loss.dtype)
+        return torch.empty((), dtype=dtype, device="meta")
+
+
+def _own_loss(ctx: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+    arguments = y_true, y_pred, mask_of(y_pred), sample_weight
+    return ctx.tracer.create_proxy("call_function", OwnLoss(loss), arguments, {})
+
+
+class OwnPenalty:
+    """A callable node target that runs a user's regularizer as it is, at every step."""
+
+    __name__ = __qualname__ = "own_penalty"
+    __module__ = "keras_turbo.training.reductions"
+
+    def __init__(self, regularizer: Any) -> None:
+        self.regularizer = regularizer
+
+    def __call__(self, weight: Any) -> Any:
+        value = self.regularizer(weight)
+        return compat.backend.cast(compat.backend.convert_to_tensor(value), weight.dtype).sum()
+
+    def meta(self, weight: Any) -> Any:
+        return torch.empty((), dtype=weight.dtype, device="meta")
+
+
+def own_penalty(ctx: Any, regularizer: Any, weight: Any) -> Any:
+    """What a user's regularizer returns for a traced weight."""
+    return ctx.tracer.create_proxy("call_function", OwnPenalty(regularizer), (weight,), {})
 
 
 def divide(ctx: Any, total: Any, count: Any) -> Any:
