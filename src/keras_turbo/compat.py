@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -260,9 +261,21 @@ def function_transform_active() -> bool:
     )
 
 
-def outside_modes() -> contextlib.AbstractContextManager[Any]:
-    """A context outside all torch dispatch modes, such as those of export and fake tensors."""
-    return _disable_current_modes()
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """A context outside all torch modes, such as those of export and fake tensors.
+
+    Export records even `no_grad` blocks through a function mode.
+    """
+    modes = []
+    while _function_mode_depth() > 0:
+        modes.append(torch.overrides._pop_mode())
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
 
 
 def storage_is_shared(tensor: torch.Tensor) -> bool:
