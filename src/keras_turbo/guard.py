@@ -104,13 +104,15 @@ class _Writer:
 
     def source(self, program: Any) -> str:
         kind = self.kind
+        # First: inside a trace the sizes of a tensor are tensors themselves.
+        self._unless("tracing() is None")
         self._arguments()
         self._relations()
         self.lines.append("ambient = GLOBAL_STATE.GLOBAL_STATE_TRACKER.__dict__")
         self.lines.append("get = ambient.get")
         self._unless(
             " and ".join(f"get({name!r}) is None" for name in _SCOPES)
-            + " and not THREAD.stock and peek() is None and tracing() is None"
+            + " and not THREAD.stock and peek() is None"
             + "".join(f" and not hooks{i}" for i in range(len(compat.global_hooks)))
         )
         self.lines.append("device = get('torch_device')")
