@@ -40,6 +40,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from torch.nn.modules import module as _torch_module
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "Operation",
     "SeedGenerator",
     "Sequential",
+    "StopRecomputation",
     "TorchTrainer",
     "Trainer",
     "Variable",
@@ -259,6 +261,10 @@ def function_transform_active() -> bool:
         or _mode_depth() > 0
         or _function_mode_depth() > 0
     )
+
+
+StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
+"""How `torch.utils.checkpoint` leaves a recomputation that has made all it needs."""
 
 
 @contextlib.contextmanager

@@ -319,7 +319,7 @@ def _recover(
     layer: Any, cache: InlineCache, entry: Any, error: Exception, args: Any, kwargs: Any
 ) -> Any:
     """A program raised: let stock Keras raise its own error, or own up to the bug."""
-    if isinstance(error, fallback.FallbackError):
+    if isinstance(error, (fallback.FallbackError, compat.StopRecomputation)):
         raise error
     with guard_stock():
         outputs = stock_call(layer, *args, **kwargs)
