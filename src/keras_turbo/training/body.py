@@ -91,6 +91,14 @@ class Step:
         self.apart = apart
 
     def __call__(self, ctx: Any, model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
+        try:
+            return self._traced(ctx, model, x, y, sample_weight)
+        except Decline:
+            raise
+        except Exception as error:  # the step itself goes to stock Keras then
+            raise Decline(Reason.CONTROL_FLOW, f"{type(error).__name__}: {error}") from error
+
+    def _traced(self, ctx: Any, model: Any, x: Any, y: Any, sample_weight: Any) -> Any:
         ctx.depend(model, *_PARTS, *_METHODS, *_METRIC_METHODS, "train_step", "test_step")
         for layer in (model, *model._flatten_layers(include_self=False)):
             ctx.depend(layer, "_trainable", "_layers", "_losses_override")
