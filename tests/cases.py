@@ -241,28 +241,38 @@ CORE = (
 )
 
 ACTIVATIONS = (
-    Row(layers.ReLU, tuple(
-        v(name, x(3, 4, 5), **kwargs)
-        for name, kwargs in {
-            "plain": {},
-            "max": {"max_value": 0.7},
-            "slope": {"negative_slope": 0.2},
-            "threshold": {"threshold": 0.3},
-            "all": {"max_value": 0.9, "negative_slope": 0.1, "threshold": 0.2},
-            "six": {"max_value": 6.0},
-        }.items()
-    ), exact=True),
-    Row(layers.LeakyReLU, (v("plain", x(3, 5)), v("slope", x(3, 4, 5), negative_slope=0.1)),
-        exact=True),
+    Row(
+        layers.ReLU,
+        tuple(
+            v(name, x(3, 4, 5), **kwargs)
+            for name, kwargs in {
+                "plain": {},
+                "max": {"max_value": 0.7},
+                "slope": {"negative_slope": 0.2},
+                "threshold": {"threshold": 0.3},
+                "all": {"max_value": 0.9, "negative_slope": 0.1, "threshold": 0.2},
+                "six": {"max_value": 6.0},
+            }.items()
+        ),
+        exact=True,
+    ),
+    Row(
+        layers.LeakyReLU,
+        (v("plain", x(3, 5)), v("slope", x(3, 4, 5), negative_slope=0.1)),
+        exact=True,
+    ),
     Row(layers.ELU, (v("plain", x(3, 5)), v("alpha", x(3, 4, 5), alpha=0.4)), exact=True),
-    Row(layers.PReLU, (v("plain", x(3, 5)), v("shared", x(3, 4, 5), shared_axes=[1])),
-        exact=True),
-    Row(layers.Softmax, (
-        v("plain", x(3, 5)),
-        v("axis", x(3, 4, 5), axis=1),
-        v("two_axes", x(3, 4, 5), axis=(1, 2)),
-        v("mask", x(3, 5), call={"mask": x(3, 5, dtype="bool")}),
-    ), masks=False),
+    Row(layers.PReLU, (v("plain", x(3, 5)), v("shared", x(3, 4, 5), shared_axes=[1])), exact=True),
+    Row(
+        layers.Softmax,
+        (
+            v("plain", x(3, 5)),
+            v("axis", x(3, 4, 5), axis=1),
+            v("two_axes", x(3, 4, 5), axis=(1, 2)),
+            v("mask", x(3, 5), call={"mask": x(3, 5, dtype="bool")}),
+        ),
+        masks=False,
+    ),
 )
 
 _PAIR = [x(3, 4, 5), x(3, 4, 5)]
@@ -274,13 +284,15 @@ MERGING = (
     *(
         Row(
             cls,
-            (v("pair", _PAIR), v("triple", _TRIPLE), v("broadcast", _BROADCAST),
-             v("ranks", _RANKS)),
+            (
+                v("pair", _PAIR),
+                v("triple", _TRIPLE),
+                v("broadcast", _BROADCAST),
+                v("ranks", _RANKS),
+            ),
             exact=True,
         )
-        for cls in (
-            layers.Add, layers.Average, layers.Maximum, layers.Minimum, layers.Multiply
-        )
+        for cls in (layers.Add, layers.Average, layers.Maximum, layers.Minimum, layers.Multiply)
     ),
     Row(layers.Subtract, (v("pair", _PAIR), v("broadcast", _BROADCAST)), exact=True),
     Row(
@@ -310,19 +322,29 @@ def _pooling(dimensions: int) -> Iterator[Row]:
     first = (3, 4, *(7, 6, 5)[:dimensions])
     for kind in ("Max", "Average"):
         cls = getattr(layers, f"{kind}Pooling{dimensions}D")
-        yield Row(cls, (
-            v("plain", x(*shape), pool_size=2),
-            v("same", x(*shape), pool_size=3, strides=2, padding="same"),
-            v("overlap", x(*shape), pool_size=3, strides=1),
-            v("same_overlap", x(*shape), pool_size=2, strides=1, padding="same"),
-            v("channels_first", x(*first), pool_size=2, data_format="channels_first"),
-        ), exact=True, masks=False)
+        yield Row(
+            cls,
+            (
+                v("plain", x(*shape), pool_size=2),
+                v("same", x(*shape), pool_size=3, strides=2, padding="same"),
+                v("overlap", x(*shape), pool_size=3, strides=1),
+                v("same_overlap", x(*shape), pool_size=2, strides=1, padding="same"),
+                v("channels_first", x(*first), pool_size=2, data_format="channels_first"),
+            ),
+            exact=True,
+            masks=False,
+        )
         cls = getattr(layers, f"Global{kind}Pooling{dimensions}D")
-        yield Row(cls, (
-            v("plain", x(*shape)),
-            v("keepdims", x(*shape), keepdims=True),
-            v("channels_first", x(*first), data_format="channels_first"),
-        ), exact=True, masks=cls is layers.GlobalAveragePooling1D)
+        yield Row(
+            cls,
+            (
+                v("plain", x(*shape)),
+                v("keepdims", x(*shape), keepdims=True),
+                v("channels_first", x(*first), data_format="channels_first"),
+            ),
+            exact=True,
+            masks=cls is layers.GlobalAveragePooling1D,
+        )
 
 
 POOLING = tuple(row for dimensions in (1, 2, 3) for row in _pooling(dimensions))
@@ -333,22 +355,38 @@ def _spatial(dimensions: int) -> tuple[int, ...]:
 
 
 RESHAPING = (
-    Row(layers.Flatten, (
-        v("rank3", x(3, 4, 5)),
-        v("rank4", x(2, 3, 4, 5)),
-        v("rank2", x(3, 5)),
-        v("rank1", x(3)),
-        v("channels_first", x(2, 3, 4, 5), data_format="channels_first"),
-    ), exact=True, masks=False),
-    Row(layers.Reshape, (
-        v("fixed", x(3, 4, 6), target_shape=(2, 12)),
-        v("inferred", x(3, 4, 6), target_shape=(-1, 3)),
-        v("flat", x(3, 4, 6), target_shape=(24,)),
-        v("same", x(3, 4, 6), target_shape=(4, 6)),
-    ), exact=True, masks=False),
-    Row(layers.Permute, (
-        v("swap", x(3, 4, 5), dims=(2, 1)), v("rank4", x(2, 3, 4, 5), dims=(3, 1, 2)),
-    ), exact=True, masks=False),
+    Row(
+        layers.Flatten,
+        (
+            v("rank3", x(3, 4, 5)),
+            v("rank4", x(2, 3, 4, 5)),
+            v("rank2", x(3, 5)),
+            v("rank1", x(3)),
+            v("channels_first", x(2, 3, 4, 5), data_format="channels_first"),
+        ),
+        exact=True,
+        masks=False,
+    ),
+    Row(
+        layers.Reshape,
+        (
+            v("fixed", x(3, 4, 6), target_shape=(2, 12)),
+            v("inferred", x(3, 4, 6), target_shape=(-1, 3)),
+            v("flat", x(3, 4, 6), target_shape=(24,)),
+            v("same", x(3, 4, 6), target_shape=(4, 6)),
+        ),
+        exact=True,
+        masks=False,
+    ),
+    Row(
+        layers.Permute,
+        (
+            v("swap", x(3, 4, 5), dims=(2, 1)),
+            v("rank4", x(2, 3, 4, 5), dims=(3, 1, 2)),
+        ),
+        exact=True,
+        masks=False,
+    ),
     Row(layers.RepeatVector, (v("plain", x(3, 5), n=4),), exact=True, masks=False),
     *(
         Row(getattr(layers, f"{kind}{n}D"), variants, exact=True, masks=False)
@@ -364,8 +402,11 @@ RESHAPING = (
             ),
             "UpSampling": (
                 v("plain", x(*_spatial(n)), size=2),
-                *([v("bilinear", x(*_spatial(n)), size=2, interpolation="bilinear")]
-                  if n == 2 else []),
+                *(
+                    [v("bilinear", x(*_spatial(n)), size=2, interpolation="bilinear")]
+                    if n == 2
+                    else []
+                ),
             ),
         }.items()
     ),
@@ -374,57 +415,95 @@ RESHAPING = (
 SEEDED = {"seed": 3}
 
 REGULARIZATION = (
-    Row(layers.Dropout, (
-        v("seeded", x(3, 4, 5), rate=0.4, **SEEDED),
-        v("unseeded", x(3, 4, 5), rate=0.4),
-        v("noise_shape", x(3, 4, 5), rate=0.4, noise_shape=(None, 1, 5), **SEEDED),
-        v("zero", x(3, 4, 5), rate=0.0),
-        v("one", x(3, 4, 5), rate=1.0),
-    ), exact=True, training=True),
-    Row(layers.SpatialDropout1D, (v("seeded", x(3, 4, 5), rate=0.4, **SEEDED),
-                                  v("unseeded", x(3, 4, 5), rate=0.4)),
-        exact=True, training=True),
-    Row(layers.SpatialDropout2D, (v("seeded", x(3, 4, 5, 6), rate=0.4, **SEEDED),
-                                  v("channels_first", x(3, 4, 5, 6), rate=0.4,
-                                    data_format="channels_first")),
-        exact=True, training=True),
-    Row(layers.SpatialDropout3D, (v("seeded", x(3, 4, 2, 5, 6), rate=0.4, **SEEDED),),
-        exact=True, training=True),
-    Row(layers.GaussianDropout, (v("seeded", x(3, 4, 5), rate=0.4, **SEEDED),
-                                 v("unseeded", x(3, 4, 5), rate=0.4)),
-        exact=True, training=True),
-    Row(layers.GaussianNoise, (v("seeded", x(3, 4, 5), stddev=0.4, **SEEDED),
-                               v("unseeded", x(3, 4, 5), stddev=0.4)),
-        exact=True, training=True),
+    Row(
+        layers.Dropout,
+        (
+            v("seeded", x(3, 4, 5), rate=0.4, **SEEDED),
+            v("unseeded", x(3, 4, 5), rate=0.4),
+            v("noise_shape", x(3, 4, 5), rate=0.4, noise_shape=(None, 1, 5), **SEEDED),
+            v("zero", x(3, 4, 5), rate=0.0),
+            v("one", x(3, 4, 5), rate=1.0),
+        ),
+        exact=True,
+        training=True,
+    ),
+    Row(
+        layers.SpatialDropout1D,
+        (v("seeded", x(3, 4, 5), rate=0.4, **SEEDED), v("unseeded", x(3, 4, 5), rate=0.4)),
+        exact=True,
+        training=True,
+    ),
+    Row(
+        layers.SpatialDropout2D,
+        (
+            v("seeded", x(3, 4, 5, 6), rate=0.4, **SEEDED),
+            v("channels_first", x(3, 4, 5, 6), rate=0.4, data_format="channels_first"),
+        ),
+        exact=True,
+        training=True,
+    ),
+    Row(
+        layers.SpatialDropout3D,
+        (v("seeded", x(3, 4, 2, 5, 6), rate=0.4, **SEEDED),),
+        exact=True,
+        training=True,
+    ),
+    Row(
+        layers.GaussianDropout,
+        (v("seeded", x(3, 4, 5), rate=0.4, **SEEDED), v("unseeded", x(3, 4, 5), rate=0.4)),
+        exact=True,
+        training=True,
+    ),
+    Row(
+        layers.GaussianNoise,
+        (v("seeded", x(3, 4, 5), stddev=0.4, **SEEDED), v("unseeded", x(3, 4, 5), stddev=0.4)),
+        exact=True,
+        training=True,
+    ),
 )
 
 NORMALIZATION = (
-    Row(layers.BatchNormalization, (
-        v("rank2", x(6, 5)),
-        v("rank3", x(6, 4, 5), momentum=0.7),
-        v("rank4", x(2, 4, 4, 5), epsilon=1e-2),
-        v("axis1", x(3, 4, 5, 5), axis=1),
-        v("plain", x(3, 4, 5), center=False, scale=False),
-        v("frozen", x(3, 4, 5), trainable=False),
-    ), training=True, float32_inside=True),
-    Row(layers.LayerNormalization, (
-        v("rank3", x(3, 4, 5)),
-        v("rank2", x(3, 5), epsilon=1e-5),
-        v("two_axes", x(3, 4, 5), axis=(1, 2)),
-        v("no_center", x(3, 4, 5), center=False),
-        v("no_scale", x(3, 4, 5), scale=False),
-        v("neither", x(3, 4, 5), center=False, scale=False),
-    )),
-    Row(layers.RMSNormalization, (
-        v("rank3", x(3, 4, 5)), v("rank2", x(3, 5)),
-        v("two_axes", x(3, 4, 5), axis=(1, 2)),
-    )),
-    Row(layers.GroupNormalization, (
-        v("two", x(2, 4, 4, 6), groups=2),
-        v("all", x(2, 4, 6), groups=-1),
-        v("axis1", x(2, 6, 4, 4), groups=3, axis=1),
-        v("plain", x(2, 4, 6), groups=3, center=False, scale=False),
-    )),
+    Row(
+        layers.BatchNormalization,
+        (
+            v("rank2", x(6, 5)),
+            v("rank3", x(6, 4, 5), momentum=0.7),
+            v("rank4", x(2, 4, 4, 5), epsilon=1e-2),
+            v("axis1", x(3, 4, 5, 5), axis=1),
+            v("plain", x(3, 4, 5), center=False, scale=False),
+            v("frozen", x(3, 4, 5), trainable=False),
+        ),
+        training=True,
+        float32_inside=True,
+    ),
+    Row(
+        layers.LayerNormalization,
+        (
+            v("rank3", x(3, 4, 5)),
+            v("rank2", x(3, 5), epsilon=1e-5),
+            v("two_axes", x(3, 4, 5), axis=(1, 2)),
+            v("no_center", x(3, 4, 5), center=False),
+            v("no_scale", x(3, 4, 5), scale=False),
+            v("neither", x(3, 4, 5), center=False, scale=False),
+        ),
+    ),
+    Row(
+        layers.RMSNormalization,
+        (
+            v("rank3", x(3, 4, 5)),
+            v("rank2", x(3, 5)),
+            v("two_axes", x(3, 4, 5), axis=(1, 2)),
+        ),
+    ),
+    Row(
+        layers.GroupNormalization,
+        (
+            v("two", x(2, 4, 4, 6), groups=2),
+            v("all", x(2, 4, 6), groups=-1),
+            v("axis1", x(2, 6, 4, 4), groups=3, axis=1),
+            v("plain", x(2, 4, 6), groups=3, center=False, scale=False),
+        ),
+    ),
     Row(layers.UnitNormalization, (v("last", x(3, 5)), v("axis", x(3, 4, 5), axis=1))),
 )
 
@@ -441,8 +520,15 @@ def _conv(dimensions: int) -> tuple[Variant, ...]:
         v("one_by_one", x(*shape), filters=5, kernel_size=1),
         v("one_by_one_strides", x(*shape), filters=5, kernel_size=1, strides=2),
         v("first", x(*first), filters=6, kernel_size=3, data_format="channels_first"),
-        v("first_same", x(*first), filters=6, kernel_size=3, padding="same",
-          data_format="channels_first", strides=2),
+        v(
+            "first_same",
+            x(*first),
+            filters=6,
+            kernel_size=3,
+            padding="same",
+            data_format="channels_first",
+            strides=2,
+        ),
     ]
     if dimensions == 1:
         variants.append(v("causal", x(*shape), filters=6, kernel_size=3, padding="causal"))
@@ -474,20 +560,35 @@ _QV = (x(2, 4, 8), x(2, 5, 6))
 _SELF = (x(2, 5, 8), x(2, 5, 8))
 
 ATTENTION = (
-    Row(layers.MultiHeadAttention, (
-        v("self", *_SELF, num_heads=2, key_dim=4),
-        v("cross", *_QV, num_heads=2, key_dim=4),
-        v("key", x(2, 4, 8), x(2, 5, 6), x(2, 5, 7), num_heads=2, key_dim=4, value_dim=3),
-        v("causal", *_SELF, num_heads=2, key_dim=4, call={"use_causal_mask": True}),
-        v("scores", *_QV, num_heads=2, key_dim=4, call={"return_attention_scores": True}),
-        v("dropout", *_QV, num_heads=2, key_dim=4, dropout=0.3, seed=5),
-        v("no_bias", *_QV, num_heads=2, key_dim=4, use_bias=False, output_shape=5),
-        v("mask", *_QV, num_heads=2, key_dim=4,
-          call={"attention_mask": x(2, 4, 5, dtype="bool")}),
-        v("mask_causal", *_SELF, num_heads=2, key_dim=4,
-          call={"attention_mask": x(2, 5, 5, dtype="bool"), "use_causal_mask": True}),
-        v("axes", x(2, 3, 4, 8), x(2, 3, 4, 8), num_heads=2, key_dim=4, attention_axes=(2,)),
-    ), training=True, parts=5),
+    Row(
+        layers.MultiHeadAttention,
+        (
+            v("self", *_SELF, num_heads=2, key_dim=4),
+            v("cross", *_QV, num_heads=2, key_dim=4),
+            v("key", x(2, 4, 8), x(2, 5, 6), x(2, 5, 7), num_heads=2, key_dim=4, value_dim=3),
+            v("causal", *_SELF, num_heads=2, key_dim=4, call={"use_causal_mask": True}),
+            v("scores", *_QV, num_heads=2, key_dim=4, call={"return_attention_scores": True}),
+            v("dropout", *_QV, num_heads=2, key_dim=4, dropout=0.3, seed=5),
+            v("no_bias", *_QV, num_heads=2, key_dim=4, use_bias=False, output_shape=5),
+            v(
+                "mask",
+                *_QV,
+                num_heads=2,
+                key_dim=4,
+                call={"attention_mask": x(2, 4, 5, dtype="bool")},
+            ),
+            v(
+                "mask_causal",
+                *_SELF,
+                num_heads=2,
+                key_dim=4,
+                call={"attention_mask": x(2, 5, 5, dtype="bool"), "use_causal_mask": True},
+            ),
+            v("axes", x(2, 3, 4, 8), x(2, 3, 4, 8), num_heads=2, key_dim=4, attention_axes=(2,)),
+        ),
+        training=True,
+        parts=5,
+    ),
 )
 
 ROWS: tuple[Row, ...] = (

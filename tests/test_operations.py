@@ -178,9 +178,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], tuple[T, ...]]] = {
     "outer": (lambda a: ops.outer(a[0, 0], a[0, 1]), (A,)),
     "one_hot": (lambda a: ops.one_hot(a, 10), (COUNTS,)),
     "take": (lambda a: ops.take(a, [2, 0], axis=1), (A,)),
-    "take_along_axis": (
-        lambda a: ops.take_along_axis(a, ops.argsort(a, axis=1), axis=1), (A,)
-    ),
+    "take_along_axis": (lambda a: ops.take_along_axis(a, ops.argsort(a, axis=1), axis=1), (A,)),
     "zeros_like": (lambda a: ops.zeros_like(a) + a, (A,)),
     "ones_like": (lambda a: ops.ones_like(a) * a, (A,)),
     "full_like": (lambda a: ops.full_like(a, 2.5) * a, (A,)),
@@ -190,9 +188,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], tuple[T, ...]]] = {
     "max_pool": (lambda a: ops.max_pool(a, 2, 2), (A,)),
     "unstack": (lambda a: ops.unstack(a, axis=1)[2], (A,)),
     "attention": (
-        lambda a, b: ops.dot_product_attention(
-            *(ops.reshape(t, (-1, 4, 2, 3)) for t in (a, b, a))
-        ),
+        lambda a, b: ops.dot_product_attention(*(ops.reshape(t, (-1, 4, 2, 3)) for t in (a, b, a))),
         (A, B),
     ),
     "attention_causal": (

@@ -33,9 +33,7 @@ def over(pairs):
 
 
 def compare(row, layer, args, call, **how):
-    return both(
-        layer, args, call, **{"exact": row.exact, "tolerance": row.tolerance, **how}
-    )
+    return both(layer, args, call, **{"exact": row.exact, "tolerance": row.tolerance, **how})
 
 
 def test_every_public_layer_has_a_rule_or_a_reason():

@@ -276,7 +276,14 @@ def _double_backward(layer, inputs):
 
 
 TRANSFORMS = [
-    _vmap, _grad, _jvp, _vmap_of_grad, _jacobian, _hessian, _forward_ad, _double_backward,
+    _vmap,
+    _grad,
+    _jvp,
+    _vmap_of_grad,
+    _jacobian,
+    _hessian,
+    _forward_ad,
+    _double_backward,
 ]
 
 

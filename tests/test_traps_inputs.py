@@ -265,8 +265,12 @@ def test_17_a_rank_off_by_one(what):
 
 def test_17_non_contiguous_and_empty_inputs():
     model = keras.Sequential(
-        [keras.Input((6, 6, 3)), layers.Conv2D(4, 3, padding="same"), layers.Flatten(),
-         layers.Dense(2)]
+        [
+            keras.Input((6, 6, 3)),
+            layers.Conv2D(4, 3, padding="same"),
+            layers.Flatten(),
+            layers.Dense(2),
+        ]
     )
     for inputs in (
         x(3, 6, 6, 3).transpose(1, 2),

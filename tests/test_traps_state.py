@@ -242,8 +242,16 @@ def _state_dict(layer, value):
 
 
 WRITES = [
-    _assign, _set_weights, _optimizer, _torch_optimizer, _copy, _data_copy, _data, _in_place,
-    _parameter, _state_dict,
+    _assign,
+    _set_weights,
+    _optimizer,
+    _torch_optimizer,
+    _copy,
+    _data_copy,
+    _data,
+    _in_place,
+    _parameter,
+    _state_dict,
 ]
 
 

@@ -179,8 +179,9 @@ def call_on_meta(layer: Any, args: Any, kwargs: Any) -> Any:
             for v in layer.variables
         ]
         with StatelessScope(values), SymbolicScope():
-            args, kwargs = tree.map_structure(tensor, (args, kwargs))
-            return layer.call(*args, **kwargs)
+            meta_args: Any = tree.map_structure(tensor, args)
+            meta_kwargs: Any = tree.map_structure(tensor, kwargs)
+            return layer.call(*meta_args, **meta_kwargs)
 
 
 def is_float(dtype: torch.dtype) -> bool:

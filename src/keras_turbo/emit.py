@@ -53,9 +53,7 @@ class _Names:
 Run = Callable[..., Any]
 
 
-def function(
-    graph: fx.Graph, quiet: fx.Graph, constants: dict[str, Any]
-) -> tuple[str, Run, Run]:
+def function(graph: fx.Graph, quiet: fx.Graph, constants: dict[str, Any]) -> tuple[str, Run, Run]:
     """The source of a graph and the compiled function, for calls with gradients and without.
 
     Args:

@@ -113,7 +113,7 @@ class Tracer(fx.proxy.TracerBase):
         self.refuse_foreign(self._interned.get(id(item), item))
         return item
 
-    def refuse_foreign(self, value: Value) -> None:
+    def refuse_foreign(self, value: Any) -> None:
         """Decline a change of an input's or a weight's memory."""
         if value.metas[0].untyped_storage()._cdata in self._foreign:
             raise Decline(Reason.SIDE_EFFECT, "an input or a weight is changed in place")

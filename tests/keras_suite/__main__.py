@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     files = select(only)
     if not files:
         parser.error(f"no test files under {only}")
-    suite = Suite(files, jobs=options.jobs, keyword=options.keyword, check=options.check, deep=options.deep)
+    suite = Suite(
+        files, jobs=options.jobs, keyword=options.keyword, check=options.check, deep=options.deep
+    )
     print(suite.header(only), flush=True)
     stock = suite.run("stock")
     print(stock.summary(), flush=True)
@@ -43,9 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     suspects = comparison.suspects()
     if suspects:
         print(f"running {len(suspects)} tests that differ once more, both ways", flush=True)
-        comparison.retry(
-            suite.run("stock", suspects), suite.run(turbo.mode, suspects)
-        )
+        comparison.retry(suite.run("stock", suspects), suite.run(turbo.mode, suspects))
     print(comparison.report(full=options.full))
     if options.json:
         comparison.save(options.json)

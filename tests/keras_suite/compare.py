@@ -67,9 +67,7 @@ class Comparison:
             lines.append(f"files that could not be collected: {sum(missing.values())}")
             lines += [f"  {count:4d}  {error}" for error, count in missing.most_common()]
         lines += _listing("fail stock too", dict.fromkeys(self.stock_too, ""))
-        lines += _listing(
-            "unstable: differed once, not twice", self.unstable, errors=True
-        )
+        lines += _listing("unstable: differed once, not twice", self.unstable, errors=True)
         lines += _listing("allowed to differ", {t: ALLOWED[t] for t in self.allowed}, errors=True)
         idle = [t for t in ALLOWED if t in self.stock.results and t not in self.allowed]
         lines += _listing("allowed to differ, yet equal", dict.fromkeys(idle, ""))

@@ -99,10 +99,11 @@ def _serve_first_calls(dispatch: Any) -> None:
     miss = dispatch.miss
 
     def building_miss(layer: Any, args: Any, kwargs: Any) -> Any:
-        if not getattr(layer, "built", True) and not dispatch.guard.thread_state.stock:
-            if not dispatch._symbolic(args, kwargs) and dispatch.guard.ambient_reason() is None:
-                with dispatch.guard_stock():
-                    _build(layer, args, kwargs)
+        wanted = not getattr(layer, "built", True) and not dispatch.guard.thread_state.stock
+        wanted = wanted and not dispatch._symbolic(args, kwargs)
+        if wanted and dispatch.guard.ambient_reason() is None:
+            with dispatch.guard_stock():
+                _build(layer, args, kwargs)
         return miss(layer, args, kwargs)
 
     dispatch.miss = building_miss

@@ -160,7 +160,7 @@ def _total_loss(ctx: Any, model: Any, y: Any, y_pred: Any, sample_weight: Any) -
 
 def _compiled_loss(ctx: Any, compiled: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     """The compiled loss; for one output without the walk over structures."""
-    flat = compiled._flat_losses or ()
+    flat: list[Any] = list(compiled._flat_losses or ())
     single = len(flat) == 1 and not flat[0].path and is_value(y) and is_value(y_pred)
     if single and (sample_weight is None or is_value(sample_weight)):
         ctx.depend(compiled, "_flat_losses")
