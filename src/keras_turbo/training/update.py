@@ -15,8 +15,21 @@ import torch
 
 from keras_turbo import compat, guard
 from keras_turbo.fallback import Decline, Reason
-from keras_turbo.training import kernels
+from keras_turbo.training import averages, kernels
+from keras_turbo.training.clipping import clipping
+from keras_turbo.training.numbers import Numbers
 
+_METHODS = (
+    "_backend_apply_gradients",
+    "_clip_gradients",
+    "_clip_by_norm",
+    "_get_current_learning_rate",
+    "_update_model_variables_moving_average",
+    "_overwrite_model_variables_with_average_value",
+    "_filter_empty_gradients",
+    "_use_weight_decay",
+)
+"""Methods of an optimizer that an update relies on."""
 stock_apply: Callable[..., Any] = compat.BaseOptimizer.apply
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -26,7 +39,7 @@ class Update:
 
     Attributes:
         parameters: the variables' parameters.
-        step: the fused kernel call, taking the gradients.
+        step: the kernel call of the formula, taking the gradients.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -35,7 +48,15 @@ class Update:
         self.parameters = [v._value for v in variables]
         self.strides = [p.stride() for p in self.parameters]
         self.iterations = optimizer._iterations._value
-        self.step = kernels.prepare(optimizer, variables)
+        self.numbers = Numbers(optimizer, self.parameters[0].dtype)
+        self.scale = optimizer.loss_scale_factor
+        self.clip = clipping(optimizer)
+        self.decay = optimizer.weight_decay
+        self.decayed = _decayed(optimizer, variables)
+        self.step = kernels.prepare(optimizer, variables, self.numbers)
+        self.sums, self.all_sums = _accumulators(optimizer, variables)
+        self.average = averages.Average(optimizer, self.numbers) if optimizer.use_ema else None
+        self.constrained = [v for v in variables if v.constraint is not None]
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -48,8 +69,9 @@ class Update:
         count = len(self.parameters)
         if len(grads) != count or len(variables) != count:
             return False
-        for known, variable in zip(self.variables, variables, strict=True):
-            if known() is not variable:
+        parameters = self.parameters
+        for known, variable, parameter in zip(self.variables, variables, parameters, strict=True):
+            if known() is not variable or variable._value is not parameter:
                 return False
         for grad, parameter in zip(grads, self.parameters, strict=True):
             if type(grad) is not torch.Tensor or grad.dtype is not parameter.dtype:
@@ -68,8 +90,29 @@ class Update:
             grad if grad.stride() == stride else _with_strides(grad, parameter)
             for grad, stride, parameter in zip(grads, self.strides, self.parameters, strict=True)
         ]
-        self.step(grads)
+        if self.scale is not None:
+            grads = torch._foreach_div(grads, self.scale)
+        if not self.sums:
+            self._update(grads)
+        elif (self.iterations.item() + 1) % self.numbers.every:
+            torch._foreach_add_(self.sums, grads)
+        else:
+            grads = torch._foreach_add(grads, self.sums)
+            torch._foreach_div_(grads, self.numbers.every)
+            self._update(grads)
+            torch._foreach_mul_(self.all_sums, 0.0)
+        if self.average is not None:
+            self.average.run()
+        for variable in self.constrained:
+            variable.assign(variable.constraint(variable))
         self.iterations.add_(1)
+
+    def _update(self, grads: list[torch.Tensor]) -> None:
+        if self.clip is not None:
+            grads = self.clip(grads)
+        if self.decayed:
+            torch._foreach_mul_(self.decayed, self.numbers.kept(self.decay))
+        self.step(grads)
 
 
 def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -129,12 +172,11 @@ def forget() -> None:
 
 
 def _check(optimizer: Any, variables: Sequence[Any]) -> None:
-    if optimizer.gradient_accumulation_steps or optimizer.use_ema:
-        raise Decline(Reason.UNSUPPORTED, "gradient accumulation or moving averages")
-    if optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm:
-        raise Decline(Reason.UNSUPPORTED, "gradient clipping")
-    if optimizer.loss_scale_factor is not None:
-        raise Decline(Reason.UNSUPPORTED, "loss scaling")
+    for name in _METHODS:
+        if getattr(type(optimizer), name) is not getattr(compat.BaseOptimizer, name) or (
+            name in vars(optimizer)
+        ):
+            raise Decline(Reason.OVERRIDE, f"{type(optimizer).__name__}.{name}")
     home = compat.default_device()
     for variable in variables:
         if not isinstance(variable, compat.Variable) or variable._value is None:
@@ -144,10 +186,31 @@ def _check(optimizer: Any, variables: Sequence[Any]) -> None:
             raise Decline(Reason.DEVICE, variable.path)
         if value.dtype not in (torch.float32, torch.float64):
             raise Decline(Reason.UNSUPPORTED, f"{value.dtype} weights")
-        if variable.constraint is not None or variable.overwrite_with_gradient:
-            raise Decline(Reason.UNSUPPORTED, "constraints")
+        if value.dtype != variables[0]._value.dtype:
+            raise Decline(Reason.UNSUPPORTED, "weights of several dtypes")
+        if variable.overwrite_with_gradient:
+            raise Decline(Reason.UNSUPPORTED, "a gradient that overwrites its variable")
         if optimizer._var_key(variable) not in optimizer._trainable_variables_indices:
             raise Decline(Reason.INPUT, "a variable that the optimizer does not know")
+
+
+def _decayed(optimizer: Any, variables: Sequence[Any]) -> list[torch.Tensor]:
+    """The parameters that weight decay applies to."""
+    if optimizer.weight_decay is None:
+        return []
+    return [v._value for v in variables if optimizer._use_weight_decay(v)]
+
+
+def _accumulators(
+    optimizer: Any, variables: Sequence[Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The sums of gradients of these variables, and of all variables of the optimizer."""
+    if not optimizer.gradient_accumulation_steps:
+        return [], []
+    slots = optimizer._accumulated_gradients
+    own = [slots[optimizer._get_variable_index(v)] for v in variables]
+    tensors = kernels.matched(own, variables)
+    return tensors, [slot._value for slot in slots if slot is not None]
 
 
 def _with_strides(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
