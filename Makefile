@@ -13,7 +13,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help:
 	@echo "make demo         an ordinary Keras script, stock and under keras_turbo; quick benchmark"
-	@echo "make test         all tests of this package"
+	@echo "make test         all tests of this package (PYTEST=... for pytest's options)"
 	@echo "make lint         ruff and pyright"
 	@echo "make conformance  Keras's own tests, stock against keras_turbo (CONFORMANCE= for all)"
 	@echo "make bench        the whole benchmark (BENCH=... for its options)"
@@ -33,8 +33,9 @@ demo: venv
 	$(BIN)/python examples/compare.py
 	$(BIN)/keras-turbo bench --quick
 
+PYTEST ?= --numprocesses auto
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST)
 
 lint: venv
 	$(BIN)/ruff check .
