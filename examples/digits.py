@@ -35,8 +35,9 @@ def build_model():
     x = keras.layers.Dropout(0.3)(x)
     outputs = keras.layers.Dense(10, activation="softmax")(x)
     model = keras.Model(inputs, outputs)
+    schedule = keras.optimizers.schedules.CosineDecay(2e-3, decay_steps=45 * EPOCHS)
     model.compile(
-        optimizer=keras.optimizers.Adam(1e-3),
+        optimizer=keras.optimizers.Adam(schedule),
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )
