@@ -33,10 +33,10 @@ def _whole_norm(grads: Tensors, limit: float) -> Tensors:
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     scale = limit * torch.clamp_max(1.0 / norm, 1.0 / limit)
     # A norm that is not finite makes every gradient NaN.
-    return torch._foreach_mul(grads, scale + (norm - norm))
+    return list(torch._foreach_mul(grads, scale + (norm - norm)))
 
 
 def _values(grads: Tensors, limit: float) -> Tensors:
-    clipped = torch._foreach_clamp_max(grads, limit)
+    clipped = list(torch._foreach_clamp_max(grads, limit))
     torch._foreach_clamp_min_(clipped, -limit)
     return clipped

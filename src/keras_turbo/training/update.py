@@ -91,13 +91,13 @@ class Update:
             for grad, stride, parameter in zip(grads, self.strides, self.parameters, strict=True)
         ]
         if self.scale is not None:
-            grads = torch._foreach_div(grads, self.scale)
+            grads = list(torch._foreach_div(grads, self.scale))
         if not self.sums:
             self._update(grads)
         elif (self.iterations.item() + 1) % self.numbers.every:
             torch._foreach_add_(self.sums, grads)
         else:
-            grads = torch._foreach_add(grads, self.sums)
+            grads = list(torch._foreach_add(grads, self.sums))
             torch._foreach_div_(grads, self.numbers.every)
             self._update(grads)
             torch._foreach_mul_(self.all_sums, 0.0)
