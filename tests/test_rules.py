@@ -1,4 +1,4 @@
-"""Every rule against stock Keras; the rows of `cases.py` say what is tried.
+"""Every rule against stock Keras; the rows of `cases/` say what is tried.
 
 Here is what concerns a layer on its own: numbers, gradients, dtypes, masks, shapes, errors.
 What concerns copies, files and models around it is in `test_rules_in_context.py`.

@@ -1,4 +1,4 @@
-"""Every rule inside models, files and copies: the rows of `cases.py` again.
+"""Every rule inside models, files and copies: the rows of `cases/` again.
 
 A layer's program must not travel with the layer: a copy, a clone, a pickled layer and a
 saved model hold nothing of this package and run on their own weights.
@@ -50,7 +50,7 @@ def model_inputs(variant, batch=None):
 
 
 def test_model_inputs_are_random(turbo):
-    first, second = (model_inputs(cases.DENSE.variants[0]) for _ in range(2))
+    first, second = (model_inputs(cases.ROWS[0].variants[0]) for _ in range(2))
     assert not torch.equal(first, second) and first.unique().numel() > 2
 
 
