@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_turbo import api, config, import_hook
+from keras_turbo import api
 
 
 def load(shell: Any) -> None:  # noqa: ARG001, the signature is IPython's
@@ -19,8 +19,7 @@ def load(shell: Any) -> None:  # noqa: ARG001, the signature is IPython's
     Raises:
         ValueError: for an unknown value of `KERAS_TURBO` or `KERAS_TURBO_CHECK`.
     """
-    options = config.resolve()
-    import_hook.install(lambda: api.enable(options.mode, options.check))
+    api.enable()
 
 
 def unload(shell: Any) -> None:  # noqa: ARG001, the signature is IPython's

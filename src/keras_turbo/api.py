@@ -8,24 +8,28 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from keras_turbo import config, import_hook
+from keras_turbo.stock_scope import StockScope
 
 if TYPE_CHECKING:
     from torch import fx
 
 
-def enable(mode: str = "on", check: str = "first") -> None:
+def enable(mode: str | None = None, check: str | None = None) -> None:
     """Run Keras layers as lowered programs from now on, also those already built.
 
+    An option that is not given comes from the environment variable `KERAS_TURBO` or
+    `KERAS_TURBO_CHECK`, else it is `"on"` and `"first"`; an argument wins over both.
     Calling it again only changes the options. Where Keras is not imported yet, it takes effect
     as soon as it is. On another backend than torch, or on an unsupported version, it says so
     once on stderr and changes nothing.
 
     Args:
-        mode: `"on"`, `"strict"` (a fallback raises `FallbackError`) or `"off"`.
-        check: when results are compared with stock Keras: `"off"`, `"first"`, `"always"`.
+        mode: `"on"` by default, `"strict"` (a fallback raises `FallbackError`) or `"off"`.
+        check: when results are compared with stock Keras: `"first"` by default, `"off"`
+            or `"always"`.
 
     Raises:
-        ValueError: for an unknown mode or check.
+        ValueError: for an unknown mode or check, also in the environment.
 
     Example:
 
@@ -39,7 +43,7 @@ def enable(mode: str = "on", check: str = "first") -> None:
         disable()
         return
     if "keras" not in sys.modules:
-        import_hook.install(lambda: enable(mode, check))
+        import_hook.install(lambda: enable(options.mode, options.check))
         return
     problem = obstacle()
     if problem is not None:
@@ -90,9 +94,7 @@ def stock() -> Iterator[None]:
     >>> with keras_turbo.stock():
     ...     pass
     """
-    from keras_turbo import dispatch
-
-    with dispatch.guard_stock():
+    with StockScope():
         yield
 
 

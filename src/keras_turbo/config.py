@@ -36,12 +36,13 @@ class Options:
 def resolve(mode: str | None = None, check: str | None = None) -> Options:
     """Combine arguments and environment into `Options`.
 
-    The environment wins for the mode `off` and supplies whatever is not given as an
-    argument, so that `KERAS_TURBO=off` switches a program off without an edit.
+    The environment supplies whatever is not given as an argument, so that `KERAS_TURBO=off`
+    switches off every program that does not insist.
 
     Args:
-        mode: one of `"on"`, `"strict"`, `"off"`, or None for `KERAS_TURBO`.
-        check: one of `"off"`, `"first"`, `"always"`, or None for `KERAS_TURBO_CHECK`.
+        mode: one of `"on"`, `"strict"`, `"off"`; None for `KERAS_TURBO`, else `"on"`.
+        check: one of `"off"`, `"first"`, `"always"`; None for `KERAS_TURBO_CHECK`, else
+            `"first"`.
 
     Raises:
         ValueError: for a value outside those lists, naming where it came from.
@@ -58,8 +59,6 @@ def resolve(mode: str | None = None, check: str | None = None) -> Options:
         _validate("mode", mode, MODES)
     if check is not None:
         _validate("check", check, CHECKS)
-    if env_mode == "off":
-        return Options("off", check or env_check or "first")
     return Options(mode or env_mode or "on", check or env_check or "first")
 
 

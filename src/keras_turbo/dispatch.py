@@ -22,11 +22,13 @@ from keras_turbo.guard import MISS
 from keras_turbo.lowering import Row
 from keras_turbo.program import Program, build
 from keras_turbo.specs import kind_of, map_leaves
+from keras_turbo.stock_scope import StockScope
 
 MAX_ENTRIES = 16
 MAX_RETRIES = 16
 
 is_compiling = torch.compiler.is_compiling
+guard_stock = StockScope
 stock_call: Callable[..., Any] = compat.Layer.__call__
 options = Options()
 caches: weakref.WeakSet[InlineCache] = weakref.WeakSet()
@@ -339,14 +341,3 @@ def _recover(
         stacklevel=3,
     )
     return outputs
-
-
-class guard_stock:  # noqa: N801, used like a function
-    """Run stock Keras in this thread."""
-
-    def __enter__(self) -> None:
-        self.outer = guard.thread_state.stock
-        guard.thread_state.stock = True
-
-    def __exit__(self, *exc: object) -> None:
-        guard.thread_state.stock = self.outer

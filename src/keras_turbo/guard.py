@@ -8,7 +8,6 @@ due to when it was due to the surroundings.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from keras_turbo import compat
 from keras_turbo.fallback import Reason
 from keras_turbo.specs import CallKind, Relation, Site, TensorKind
+from keras_turbo.stock_scope import thread_state
 
 MISS = object()
 
@@ -25,15 +25,6 @@ _SCOPES = {
     "symbolic_scope": Reason.SYMBOLIC,
     "distribution": Reason.DISTRIBUTION,
 }
-
-
-class ThreadState(threading.local):
-    """Whether this thread asked for stock Keras."""
-
-    stock = False
-
-
-thread_state = ThreadState()
 
 
 def ambient_reason() -> tuple[Reason, str] | None:

@@ -6,6 +6,7 @@ leaves the import hook behind, and hands over to the script for good.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 
@@ -106,6 +107,9 @@ def main(arguments: list[str], program: str) -> None:
         print(f"{USAGE.format(program=program)}\n{error}", file=sys.stderr)
         sys.exit(2)
     backend_choice.prefer_torch()
+    if command.strict:
+        # For an `enable()` of the script's own, and for child processes.
+        os.environ["KERAS_TURBO"] = options.mode
     if command.report:
         report.at_exit()
     import_hook.install(lambda: _enable(options, command))

@@ -81,7 +81,7 @@ def turbo_on() -> None:
         UnavailableError: if it cannot be, for the reason that `enable` printed.
     """
     # The check against stock Keras is made here, once, and not at each lowering.
-    keras_turbo.enable("on", check="off")
+    keras_turbo.enable(check="off")
     if not keras_turbo.is_enabled():
         raise UnavailableError("keras_turbo cannot be enabled here; `keras-turbo doctor` says why.")
 
