@@ -7,7 +7,6 @@ and falls back.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -122,9 +121,6 @@ def miss(layer: Any, args: Any, kwargs: Any) -> Any:
         return fall_back(layer, args, kwargs, *reason)
     if not layer.built:
         return stock_call(layer, *args, **kwargs)
-    converted = from_numpy(layer, args, kwargs)
-    if converted is not None:
-        return call(layer, *converted[0], **converted[1])
     cache = _cache_of(layer)
     declined = cache.declined
     if declined is not None:
@@ -132,29 +128,44 @@ def miss(layer: Any, args: Any, kwargs: Any) -> Any:
             return fall_back(layer, args, kwargs, declined.reason, declined.detail)
         cache.declined = None
         barrier.changed(layer, "hooks")
-    entry = _lower(layer, cache, args, kwargs)
+    return _serve(layer, cache, args, kwargs)
+
+
+def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
+    """Lower a call and run its program, or run stock Keras and say why."""
+    # Stock Keras gets the caller's own arrays and containers, which it may write to.
+    given = args, kwargs
+    converted = from_numpy(layer, args, kwargs)
+    if converted is not None:
+        for entry in cache.entries:
+            outputs = _run(layer, cache, entry, converted, given)
+            if outputs is not MISS:
+                return outputs
+    entry = _lower(layer, cache, *(converted or given))
     if isinstance(entry, Decline):
+        if entry.reason is Reason.ERROR:
+            return _own_up(layer, cache, entry, args, kwargs)
         outputs = fall_back(layer, args, kwargs, entry.reason, entry.detail)
         # Only now: a call that stock Keras refuses too says nothing about the next one.
         if entry.reason not in _PER_CALL:
             cache.decline(layer, entry)
         return outputs
-    return _first_call(layer, cache, entry, args, kwargs)
+    outputs = _run(layer, cache, entry, converted or given, given)
+    if outputs is MISS:
+        return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
+    return outputs
 
 
-def _first_call(
-    layer: Any, cache: InlineCache, entry: Callable[..., Any], args: Any, kwargs: Any
+def _run(
+    layer: Any, cache: InlineCache, entry: Callable[..., Any], arguments: Any, given: Any
 ) -> Any:
+    """An entry's outputs or `MISS`; stock Keras's for the given arguments where it raises."""
     try:
-        outputs = entry(args, kwargs)
+        return entry(*arguments)
     except Exception as error:
         problem = error
-    else:
-        if outputs is MISS:
-            return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
-        return outputs
     try:
-        return _recover(layer, cache, entry, problem, args, kwargs)
+        return _recover(layer, cache, entry, problem, *given)
     finally:
         del problem
 
@@ -172,6 +183,8 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[.
     except Decline as declined:
         # A copy without the traceback, which would keep the arguments alive.
         return Decline(declined.reason, declined.detail)
+    except Exception as error:
+        return fallback.bug(error, options.strict)
 
 
 def _new_entry(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any]:
@@ -312,7 +325,7 @@ def from_numpy(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
 
     try:
         converted = map_leaves(convert, (args, kwargs))
-    except (TypeError, ValueError):
+    except Exception:
         return None
     return converted if found else None
 
@@ -323,21 +336,30 @@ def _recover(
     """A program raised: let stock Keras raise its own error, or own up to the bug."""
     if isinstance(error, (fallback.FallbackError, compat.StopRecomputation)):
         raise error
+    if isinstance(error, Decline):
+        problem = Decline(error.reason, f"{type(error).__name__}: {error}")
+    else:
+        problem = fallback.bug(error, options.strict)
+    return _own_up(layer, cache, problem, args, kwargs, entry)
+
+
+def _own_up(
+    layer: Any, cache: InlineCache, problem: Decline, args: Any, kwargs: Any, entry: Any = None
+) -> Any:
+    """Run stock Keras for good after a failure of ours, unless it fails as well."""
     with guard_stock():
         outputs = stock_call(layer, *args, **kwargs)
-    reason = error.reason if isinstance(error, Decline) else Reason.ERROR
-    detail = f"{type(error).__name__}: {error}"
     for program, known in zip(cache.programs, cache.entries, strict=True):
         if known is entry:
             barrier.deopt(program)
-    cache.declined = Decline(reason, detail)
+    cache.declined = problem
+    cause, problem.__cause__ = problem.__cause__, None
     if options.strict:
-        raise fallback.strict_error(layer, reason, detail) from error
-    fallback.record(layer, reason, detail)
-    warnings.warn(
-        f"keras_turbo: the program of layer '{fallback.layer_path(layer)}' failed where stock "
-        f"Keras did not ({detail}). It runs stock from now on; please report this.",
-        RuntimeWarning,
-        stacklevel=3,
+        raise fallback.strict_error(layer, problem.reason, problem.detail) from cause
+    fallback.record(layer, problem.reason, problem.detail)
+    fallback.warn(
+        f"keras_turbo: {'lowering' if entry is None else 'the program of'} layer "
+        f"'{fallback.layer_path(layer)}' failed where stock Keras did not ({problem.detail}). "
+        "It runs stock from now on; please report this."
     )
     return outputs

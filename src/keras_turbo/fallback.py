@@ -7,7 +7,10 @@ in strict mode, turns it into a `FallbackError`.
 from __future__ import annotations
 
 import enum
+import os
+import sys
 import threading
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -57,6 +60,7 @@ class FallbackError(RuntimeError):
     """Raised in strict mode where a call would have fallen back to stock Keras."""
 
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _lock = threading.Lock()
 _counts: Counter[tuple[str, str, str, str]] = Counter()
 
@@ -98,6 +102,27 @@ def fallbacks() -> dict[tuple[str, str], int]:
     for (path, _, reason, detail), count in items:
         result[path, f"{reason}: {detail}" if detail else reason] += count
     return dict(result.most_common())
+
+
+def bug(error: Exception, strict: bool) -> Decline:
+    """What becomes of an exception that only a bug of ours can have raised.
+
+    Args:
+        error: the exception.
+        strict: whether to keep it as the cause, and with it everything its frames hold.
+    """
+    problem = Decline(Reason.ERROR, f"{type(error).__name__}: {error}")
+    if strict:
+        problem.__cause__ = error
+    return problem
+
+
+def warn(text: str) -> None:
+    """Warn at the line that called into this package, however deep inside it we are."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
 def strict_error(layer: Any, reason: Reason, detail: str) -> FallbackError:

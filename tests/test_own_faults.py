@@ -1,0 +1,173 @@
+"""Faults of this package itself: whatever raises inside it, the user gets stock Keras.
+
+An error while a layer or a step is lowered is a fallback with the reason ERROR: strict mode
+raises it, the normal mode warns once, and the caller's own arguments go to stock Keras.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import layers
+
+import keras_turbo
+from keras_turbo import barrier, dispatch, guard, program, registry
+from tests.compare import both, programs
+
+STAGES = [
+    (dispatch, "kind_of_call"),
+    (dispatch, "build"),
+    (barrier, "protect"),
+    (guard, "compile_entry"),
+    (program, "run_passes"),
+    (program.emit, "function"),
+    (dispatch.check, "comparable"),
+]
+
+
+def breaking(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("a bug")
+
+
+def dense() -> keras.Layer:
+    layer = layers.Dense(3, name="victim")
+    layer.build((None, 4))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), STAGES, ids=lambda item: getattr(item, "__name__", item)
+)
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.allow_fallback("ERROR")
+def test_an_error_while_lowering_warns_once(owner, name, as_array, monkeypatch, stock):
+    layer = dense()
+    x = np.random.normal(size=(2, 4)).astype("float32")
+    x = x if as_array else torch.from_numpy(x)
+    monkeypatch.setattr(owner, name, breaking)
+    with pytest.warns(
+        RuntimeWarning, match="lowering layer 'victim' failed.*ZeroDivisionError"
+    ) as w:
+        got = layer(x)
+    assert [item.filename for item in w] == [__file__]
+    assert torch.equal(got, stock(layer, x))
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x)
+    assert not programs(layer)
+    assert keras_turbo.fallbacks() == {("victim", "ERROR: ZeroDivisionError: a bug"): 2}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), STAGES, ids=lambda item: getattr(item, "__name__", item)
+)
+def test_an_error_while_lowering_raises_in_strict_mode(owner, name, monkeypatch):
+    layer = dense()
+    monkeypatch.setattr(owner, name, breaking)
+    with pytest.raises(keras_turbo.FallbackError, match="ERROR") as caught:
+        layer(torch.randn(2, 4))
+    assert type(caught.value.__cause__) is ZeroDivisionError
+
+
+def test_an_error_of_stock_keras_comes_first(monkeypatch):
+    layer = dense()
+    monkeypatch.setattr(dispatch, "build", breaking)
+    with pytest.raises(ValueError, match="incompatible with the layer"):
+        layer(torch.randn(2, 5))
+    monkeypatch.undo()
+    layer(torch.randn(2, 4))
+    assert programs(layer)
+
+
+@pytest.mark.allow_fallback("CONTROL_FLOW")
+def test_a_rule_that_raises_is_a_fallback(monkeypatch, stock):
+    layer = dense()
+    rule = registry.Rule(layers.Dense, breaking)
+    monkeypatch.setitem(registry._rules, layers.Dense, rule)
+    x = torch.randn(2, 4)
+    assert torch.equal(layer(x), stock(layer, x))
+
+
+@pytest.mark.allow_fallback("ERROR")
+def test_the_warning_names_the_line_that_called(monkeypatch):
+    for x in (torch.randn(2, 4), np.ones((2, 4), "float32")):
+        layer = dense()
+        layer(torch.randn(2, 4))
+        layer._keras_turbo.entries = (breaking,)
+        with pytest.warns(RuntimeWarning, match="program of layer 'victim' failed") as w:
+            layer(x)
+        assert [item.filename for item in w] == [__file__]
+
+
+class Marks(layers.Layer):
+    """Writes into the arguments it is given, as some preprocessing layers do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+
+    def call(self, data, other=None):
+        data["images"][...] = 7
+        data["seen"] = True
+        data["other"] = other
+        return data
+
+
+@pytest.mark.allow_fallback("NO_RULE")
+def test_stock_keras_gets_the_callers_own_arguments():
+    layer = Marks()
+    layer.built = True
+    for _ in range(3):
+        images, other = np.random.normal(size=(2, 3)), [np.zeros(2)]
+        data = {"images": images}
+        out = layer(data, other=other)
+        assert out is data and data["seen"] and data["other"] is other
+        assert data["images"] is images and (images == 7).all()
+
+
+def arrays() -> dict[str, np.ndarray]:
+    return {"a": np.random.normal(size=(2, 4)).astype("float32"), "b": np.ones((2, 4), "float32")}
+
+
+class Adds(layers.Layer):
+    def call(self, data):
+        return data["a"] + data["b"]
+
+
+@pytest.mark.allow_fallback("ERROR")
+def test_a_failing_program_leaves_the_arrays_to_stock_keras(monkeypatch):
+    registry.trace_call(Adds)
+    layer = Adds()
+    layer.built = True
+    given = []
+    stock = dispatch.stock_call
+
+    def spy(layer, *args, **kwargs):
+        given.append((args, kwargs))
+        return stock(layer, *args, **kwargs)
+
+    layer(arrays())
+    assert programs(layer)
+    layer._keras_turbo.entries = (breaking,)
+    monkeypatch.setattr(dispatch, "stock_call", spy)
+    data = arrays()
+    with pytest.warns(RuntimeWarning, match="failed"):
+        layer(data)
+    ((args, kwargs),) = given
+    assert args[0] is data and not kwargs
+    monkeypatch.delitem(registry._rules, Adds)
+
+
+def test_arrays_still_run_programs():
+    layer = dense()
+    x = np.random.normal(size=(2, 4)).astype("float32")
+    for _ in range(3):
+        assert torch.equal(layer(x), layer(torch.from_numpy(x)))
+    assert len(programs(layer)) == 1
+    both(layer, (torch.from_numpy(x),))
