@@ -171,3 +171,34 @@ def test_arrays_still_run_programs():
         assert torch.equal(layer(x), layer(torch.from_numpy(x)))
     assert len(programs(layer)) == 1
     both(layer, (torch.from_numpy(x),))
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "inner"])
+@pytest.mark.allow_fallback("SIDE_EFFECT")
+def test_a_traced_call_that_writes_into_its_arguments_runs_stock(kind, stock, monkeypatch):
+    class Writes(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self._convert_input_args = False
+
+        def call(self, data):
+            if kind == "list":
+                data.append(data[0] * 2)
+                return data[1]
+            place = data if kind == "dict" else data["inner"]
+            place["x"] = place["x"] * 2
+            return place["x"]
+
+    def data():
+        x = torch.ones(2, 3)
+        return [x] if kind == "list" else {"x": x, "inner": {"x": x}}
+
+    registry.trace_call(Writes)
+    layer = Writes()
+    layer.built = True
+    for _ in range(2):
+        got, want = data(), data()
+        assert torch.equal(layer(got), stock(layer, want))
+        for a, b in zip(keras.tree.flatten(got), keras.tree.flatten(want), strict=True):
+            assert torch.equal(a, b)
+    monkeypatch.delitem(registry._rules, Writes)

@@ -325,8 +325,20 @@ def _trace(layer: Any, kind: CallKind, sizes: FakeSizes, body: Body | None) -> T
     args, kwargs = map_leaves(leaf, (kind.args, kind.kwargs))
     if kind.has_training:
         kwargs = {**kwargs, "training": kind.training}
+    given = _contents((args, kwargs))
     if body is None:
         outputs = context.call(layer, *args, **kwargs)
     else:
         outputs = body(context, layer, *args, **kwargs)
+    if _contents((args, kwargs)) != given:
+        raise Decline(Reason.SIDE_EFFECT, "writes into a list or dict of the caller's")
     return Trace(context, outputs, inputs, input_masks, sizes.fixed, sizes.relations)
+
+
+def _contents(item: Any) -> Any:
+    """What nested containers hold, for a comparison of before and after."""
+    if isinstance(item, dict):
+        return [(key, _contents(entry)) for key, entry in item.items()]
+    if isinstance(item, (list, tuple)):
+        return [_contents(entry) for entry in item]
+    return id(item)
