@@ -102,3 +102,43 @@ def test_24_one_model_in_eight_threads():
         thread.join()
     assert sorted(served) == list(range(8))
     assert not wrong
+
+
+def of_a_class_of_its_own(kind: str) -> weakref.ref:
+    """Use a model with a layer whose class is defined in here, and let go of all of it."""
+    bases = {
+        "rule": layers.Dense,
+        "traced": layers.LayerNormalization,
+        "method": layers.LeakyReLU,
+        "none": layers.Layer,
+    }
+
+    class Own(bases[kind]):
+        if kind in ("method", "none"):
+
+            def call(self, inputs):
+                return inputs * 2
+
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(5), Own(3) if kind == "rule" else Own()]
+    )
+    model.compile("sgd", "mse")
+    for training in (False, True):
+        with torch.no_grad():
+            model(torch.randn(2, 4), training=training)
+    model.train_on_batch(torch.randn(2, 4), torch.randn(model.compute_output_shape((2, 4))))
+    return weakref.ref(Own)
+
+
+@pytest.mark.parametrize("kind", ["rule", "traced"])
+def test_26_a_class_of_the_users_is_freed(kind):
+    gone = of_a_class_of_its_own(kind)
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.allow_fallback("NO_RULE", "OVERRIDE")
+def test_26_a_class_of_the_users_that_runs_stock_is_freed():
+    gone = [of_a_class_of_its_own("none"), of_a_class_of_its_own("method")]
+    gc.collect()
+    assert not any(ref() is not None for ref in gone)

@@ -7,8 +7,8 @@ relies on.
 
 from __future__ import annotations
 
-import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
@@ -154,7 +154,7 @@ def rule(
     def register(function: RuleFunction) -> RuleFunction:
         for cls in classes:
             _rules[cls] = Rule(cls, function, mask)
-        _overridden.cache_clear()
+        _overriding.clear()
         return function
 
     return register
@@ -202,9 +202,20 @@ def find(operation: Any) -> Rule:
     return found
 
 
-@functools.lru_cache(maxsize=1024)
+_overriding: weakref.WeakKeyDictionary[type, tuple[type, str | None]] = weakref.WeakKeyDictionary()
+"""What is known of subclasses, which may be the user's and go: their rule's class, and what
+`_first_override` has found."""
+
+
 def _overridden(subclass: type, registered: type) -> str | None:
     """The first attribute of `registered` that `subclass` overrides and a call may use."""
+    known = _overriding.get(subclass)
+    if known is None or known[0] is not registered:
+        known = _overriding[subclass] = registered, _first_override(subclass, registered)
+    return known[1]
+
+
+def _first_override(subclass: type, registered: type) -> str | None:
     for name in (*_BASE_METHODS, *_own_names(registered)):
         if inspect.getattr_static(subclass, name, None) is not inspect.getattr_static(
             registered, name, None

@@ -20,7 +20,9 @@ from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.values import is_value
 
-_view_classes: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+# Only weak references: a stand-in's class refers to the class that it stands in for, which
+# may be one of the user's that is to go.
+_view_classes: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
 
 
 def layer_view(context: Any, target: Any) -> Any:
@@ -30,7 +32,8 @@ def layer_view(context: Any, target: Any) -> Any:
     and comparisons of methods in the traced code work as they are.
     """
     cls = type(target)
-    view_class = _view_classes.get(cls)
+    known = _view_classes.get(cls)
+    view_class = None if known is None else known()
     if view_class is None:
         members = {
             "__getattribute__": _read,
@@ -40,7 +43,7 @@ def layer_view(context: Any, target: Any) -> Any:
         }
         metaclass: Any = type(cls)
         view_class = metaclass(cls.__name__, (cls,), members)
-        _view_classes[cls] = view_class
+        _view_classes[cls] = weakref.ref(view_class)
     stand_in = object.__new__(view_class)
     object.__setattr__(stand_in, "_turbo_view", (context, target))
     return stand_in
