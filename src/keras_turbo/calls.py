@@ -49,7 +49,7 @@ def call_layer(ctx: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, An
     args, kwargs = _convert(layer, args, kwargs)
     names, bound = _bind(layer, args, kwargs)
     first = bound[names[0]] if names else None
-    _check_spec(layer, first)
+    _check_spec(ctx, layer, first)
 
     if "training" in kwargs:
         training = kwargs["training"]
@@ -147,7 +147,7 @@ def _bind(
     return list(bound.arguments), dict(bound.arguments)
 
 
-def _check_spec(layer: Any, first: Any) -> None:
+def _check_spec(ctx: Any, layer: Any, first: Any) -> None:
     """Decline what the input spec would refuse or adjust; stock Keras words the error."""
     specs = layer.input_spec
     if not specs:
@@ -165,7 +165,7 @@ def _check_spec(layer: Any, first: Any) -> None:
         if item is None or not is_value(item):
             raise Decline(Reason.STRUCTURE, "an input that is no tensor")
         if not _fits(spec, item):
-            raise Decline(Reason.SHAPE, f"{tuple(item.metas[0].shape)}")
+            raise Decline(Reason.SHAPE, ctx.tracer.sizes.real(item.metas))
 
 
 def _fits(spec: Any, item: Any) -> bool:

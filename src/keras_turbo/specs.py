@@ -262,6 +262,12 @@ class FakeSizes:
         self.relations += [r for r in dict.fromkeys(relations) if r not in self.relations]
         return outcome
 
+    def real(self, metas: tuple[torch.Tensor, torch.Tensor]) -> str:
+        """The shape of a traced tensor in the call that is lowered, for a reason's detail."""
+        pairs = list(zip(metas[0].shape, metas[1].shape, strict=True))
+        sizes = [str(a if a == b else self._actual.get((a, b), "?")) for a, b in pairs]
+        return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
     def _operand(self, pair: tuple[Any, Any]) -> tuple[list[Any], Any]:
         """Where a size stands, or the number that it is, and its value in the real call."""
         if pair in self._sites:

@@ -8,6 +8,7 @@ out equal at both sizes is static; the others are read from the tensor at run ti
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -100,7 +101,8 @@ class Tracer(fx.proxy.TracerBase):
         except (Decline, RecursionError):
             raise
         except Exception as error:
-            raise Decline(Reason.UNSUPPORTED, f"{_name_of(target)}: {error}") from error
+            detail = self._problem(kind, target, args, kwargs)
+            raise Decline(Reason.UNSUPPORTED, f"{_name_of(target)}: {detail}") from error
         return self.append(kind, target, args, kwargs, metas)
 
     def _writable(self, item: Any) -> Any:
@@ -200,6 +202,18 @@ class Tracer(fx.proxy.TracerBase):
             evaluate = getattr(target, "meta", target)
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return evaluate(*args, **kwargs)
+
+    def _problem(self, kind: str, target: Any, args: Any, kwargs: Any) -> str:
+        """Torch's words for what it refuses, without the made-up sizes."""
+        texts = []
+        for which in (0, 1):
+            try:
+                self._evaluate(kind, target, args, kwargs, which)
+            except Exception as error:  # noqa: BLE001, torch raises all kinds
+                texts.append(re.split(r"(\d+)", str(error)))
+        if len(texts) < 2 or len(texts[0]) != len(texts[1]):
+            return "refused at some sizes"
+        return "".join(a if a == b else "?" for a, b in zip(*texts, strict=True))
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         raise Decline(Reason.CONTROL_FLOW, "a branch on a tensor's value")

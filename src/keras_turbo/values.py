@@ -34,6 +34,10 @@ class Dim(fx.Proxy):
     def __class__(self) -> type:
         return torch.SymFloat if isinstance(self.metas[0], float) else torch.SymInt
 
+    def __repr__(self) -> str:
+        """A mark for messages; no number, which code that reads it might take for the size."""
+        return "?"
+
     def __bool__(self) -> bool:
         raise Decline(Reason.CONTROL_FLOW, "a branch on a dynamic dimension")
 
