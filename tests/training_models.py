@@ -198,4 +198,4 @@ def assert_lowered(model: keras.Model, *, apart: bool = False, test: bool | None
     modes = (True, False) if test is None else ((False,) if test else (True,))
     found = [entry for mode in modes for entry in cache.entries[mode]]
     assert found and cache.programs
-    assert all(is_apart is apart for _, is_apart in found)
+    assert all(is_apart is apart for _, is_apart, _ in found)

@@ -70,8 +70,23 @@ def function(graph: fx.Graph, quiet: fx.Graph, constants: dict[str, Any]) -> tup
     names.values.update(constants)
     source = _source(graph, names, "program", {})
     run = _compile(source, dict(names.values), "program")
+    other, quiet_run = _with_standing_views(quiet, names, constants)
+    return source, run, run if other == source else quiet_run
+
+
+def without_gradients(graph: fx.Graph, constants: dict[str, Any]) -> tuple[str, Run]:
+    """The source and the compiled function of a graph that only serves calls without gradients."""
+    names = _Names({node.name for node in graph.nodes} | set(constants))
+    names.values.update(constants)
+    return _with_standing_views(graph, names, constants)
+
+
+def _with_standing_views(
+    graph: fx.Graph, names: _Names, constants: dict[str, Any]
+) -> tuple[str, Run]:
+    """A graph's source and function in which views of parameters are ready made."""
     namespace = dict(constants)
-    chains = view_chains(quiet)
+    chains = view_chains(graph)
     aliases = Aliases(chains, namespace, {node: f"{node.name}_view" for node in chains})
     prologue = []
     if chains:
@@ -79,11 +94,9 @@ def function(graph: fx.Graph, quiet: fx.Graph, constants: dict[str, Any]) -> tup
         moved = " or ".join(f"{root}.data_ptr() != {root}__at" for root in roots)
         prologue = [f"if {moved}:", "    refresh()"]
         namespace["refresh"] = aliases.refresh
-    other = _source(quiet, names, "program", aliases.names, prologue)
-    if other == source:
-        return source, run, run
+    source = _source(graph, names, "program", aliases.names, prologue)
     namespace.update({k: v for k, v in names.values.items() if k not in namespace})
-    return source, run, _compile(other, namespace, "program")
+    return source, _compile(source, namespace, "program")
 
 
 def _compile(source: str, namespace: dict[str, Any], name: str) -> Run:
@@ -148,7 +161,7 @@ def _expression(node: fx.Node, names: _Names) -> str:
         return f"{_argument(node.args[0], names)}[{_subscript(node.args[1], names)}]"
     if target in _INFIX and not node.kwargs:
         return _INFIX[target].format(*(_argument(a, names) for a in node.args))
-    hint = getattr(target, "__name__", type(target).__name__)
+    hint = node.meta.get("name") or getattr(target, "__name__", type(target).__name__)
     if (getattr(target, "__module__", None) or "torch").startswith("torch"):
         hint = f"torch_{hint}"
     return f"{names.of(target, hint)}({_arguments(node, names, 0)})"

@@ -122,7 +122,7 @@ def _owned_operand(node: fx.Node, fresh: frozenset[Any]) -> fx.Node | None:
 
 def _is_fresh(node: fx.Node, fresh: frozenset[Any]) -> bool:
     if node.op == "call_method":
-        return node.target == "add_"
+        return node.target == "add_" and not node.meta.get("effect")
     if node.op != "call_function":
         return False
     if node.target in _MATMULS:

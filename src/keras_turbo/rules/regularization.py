@@ -29,6 +29,7 @@ def bernoulli(probabilities: torch.Tensor, state: torch.Tensor, draw: int) -> to
     return torch.bernoulli(probabilities, generator=generator(state, draw))
 
 
+bernoulli.one_node = True  # type: ignore[attr-defined]
 bernoulli.meta = lambda p, state, draw: torch.empty_like(p)  # type: ignore[attr-defined]
 
 
@@ -51,6 +52,7 @@ def normal(
     )
 
 
+normal.one_node = True  # type: ignore[attr-defined]
 normal.meta = (  # type: ignore[attr-defined]
     lambda like, mean, stddev, dtype, state, draw: torch.empty_like(like, dtype=dtype)
 )

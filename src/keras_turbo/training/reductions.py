@@ -23,8 +23,13 @@ _AVERAGES = frozenset({"sum_over_batch_size", "mean", "mean_with_sample_weight"}
 
 def quotient(total: torch.Tensor, count: Any) -> torch.Tensor:
     """A scalar divided by a number, zero where that is zero."""
+    if isinstance(count, torch.Tensor) and not count.is_cpu:
+        # A branch would wait for the device.
+        return torch.where(count == 0, torch.zeros_like(total), total / count)
     return total / count if count else torch.zeros_like(total)
 
+
+quotient.one_node = True  # type: ignore[attr-defined]
 
 quotient.meta = lambda total, count: torch.empty_like(total)  # type: ignore[attr-defined]
 

@@ -23,6 +23,7 @@ from keras_turbo.guard import MISS
 from keras_turbo.program import Program, build
 from keras_turbo.specs import TensorKind, kind_of, map_leaves
 from keras_turbo.training import body
+from keras_turbo.training.joint import Joints
 
 stock_train_step: Callable[..., Any] = compat.TorchTrainer.train_step
 stock_test_step: Callable[..., Any] = compat.TorchTrainer.test_step
@@ -37,16 +38,17 @@ class StepCache:
     """A model's lowered steps: entries for training and for testing.
 
     Attributes:
-        entries: per mode, guarded programs and whether the metrics run stock behind them.
+        entries: per mode, guards, whether the metrics run stock behind them, and programs.
         programs: all valid programs.
         keys: the modes and kinds that they were made for.
         declined: why a kind of step runs stock, and how often it has; by mode and kind,
             under None for all of them.
         parts: the compiled parts for which `declined` holds.
+        joints: the joint programs of training steps.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[bool, tuple[tuple[Any, bool], ...]] = {True: (), False: ()}
+        self.entries: dict[bool, tuple[tuple[Any, bool, Program], ...]] = {True: (), False: ()}
         self.programs: list[Program] = []
         self.keys: list[Any] = []
         self.declined: dict[Any, list[Any]] = {}
@@ -56,6 +58,7 @@ class StepCache:
         self.states: list[torch.Tensor] | None = None
         self.metrics: list[list[Any]] = []
         self.metrics_count = 0
+        self.joints = Joints()
 
     def discard(self, _: Program) -> None:
         """Forget everything: what one step assumed, the others assumed too."""
@@ -75,15 +78,19 @@ def train_step(self: Any, data: Any) -> Any:
     found = _outputs(self, data, True)
     if found is MISS or type(found) is Decline:
         return _stock(self, data, True, found)
-    (loss, result), apart = found
+    outputs, apart = found
     cache = self.__dict__["_keras_turbo_steps"]
-    for parameter in cache.parameters:
-        parameter.grad = None
     optimizer, variables = self.optimizer, cache.trainable
-    optimizer.scale_loss(loss).backward()
+    if len(outputs) > 2:
+        for parameter, grad in zip(cache.parameters, outputs[2], strict=True):
+            parameter.grad = grad
+    else:
+        for parameter in cache.parameters:
+            parameter.grad = None
+        optimizer.scale_loss(outputs[0]).backward()
     with torch.no_grad():
         optimizer.apply([v._value.grad for v in variables], variables)
-    return _metrics(self, data, result) if apart else result
+    return _metrics(self, data, outputs[1]) if apart else outputs[1]
 
 
 def test_step(self: Any, data: Any) -> Any:
@@ -121,34 +128,42 @@ def _outputs(model: Any, data: Any, training: bool) -> Any:
     if cache is None:
         cache = model.__dict__["_keras_turbo_steps"] = StepCache()
         _models.add(model)
-    found = _lookup(cache, args, training)
+    found = _lookup(model, cache, args, training)
     if found is not MISS:
         return found
     if guard.thread_state.stock or not model.built or not _ready(model) or len(args) != 3:
         return MISS
     converted = _from_numpy(args)
     if converted is not None:
-        found = _lookup(cache, converted, training)
+        found = _lookup(model, cache, converted, training)
         if found is not MISS:
             return found
         args = converted
     problem = _lower(model, cache, args, training)
-    return problem if problem is not None else _lookup(cache, args, training)
+    return problem if problem is not None else _lookup(model, cache, args, training)
 
 
-def _lookup(cache: StepCache, args: Any, training: bool) -> Any:
-    for entry, apart in cache.entries[training]:
-        try:
+def _lookup(model: Any, cache: StepCache, args: Any, training: bool) -> Any:
+    try:
+        if training and cache.joints.entries and model.optimizer.loss_scale_factor is None:
+            with torch.no_grad():
+                for entry, apart in cache.joints.entries:
+                    outputs = entry(args, {})
+                    if outputs is not MISS:
+                        return outputs, apart
+        for entry, apart, program in cache.entries[training]:
             outputs = entry(args, {})
-        except Decline as error:
-            return Decline(error.reason, error.detail)
-        except Exception as error:  # noqa: BLE001, stock Keras decides what the user sees
-            for program in list(cache.programs):
-                barrier.deopt(program)
-            detail = f"{type(error).__name__}: {error}"
-            return Decline(Reason.ERROR, detail)
-        if outputs is not MISS:
-            return outputs, apart
+            if outputs is not MISS:
+                if training:
+                    cache.joints.seen(model, program, apart, args)
+                return outputs, apart
+    except Decline as error:
+        return Decline(error.reason, error.detail)
+    except Exception as error:  # noqa: BLE001, stock Keras decides what the user sees
+        for program in list(cache.programs):
+            barrier.deopt(program)
+        detail = f"{type(error).__name__}: {error}"
+        return Decline(Reason.ERROR, detail)
     return MISS
 
 
@@ -227,7 +242,7 @@ def _keep(model: Any, cache: StepCache, program: Program, apart: bool, training:
     cache.parameters = list(model.parameters())
     cache.metrics = [layer._metrics for layer in model._flatten_layers()]
     cache.metrics_count = sum(map(len, cache.metrics))
-    cache.entries[training] = ((entry, apart), *cache.entries[training])
+    cache.entries[training] = ((entry, apart, program), *cache.entries[training])
 
 
 def _stock(model: Any, data: Any, training: bool, why: Any) -> Any:

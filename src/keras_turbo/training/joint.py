@@ -1,0 +1,237 @@
+"""Joint programs: forward, loss, metrics and backward of a step as one straight line.
+
+The program of a training step leaves the backward pass to autograd. Once batches of the
+same sizes come again and again, the step is recorded below autograd, compared with itself
+and then run without autograd: the same kernels on the same numbers, with nothing between
+them. Whatever autograd alone can do (hooks, gradients of inputs) goes back to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from keras_turbo import check, compat, emit, guard
+from keras_turbo.fallback import Decline, Reason
+from keras_turbo.guard import MISS
+from keras_turbo.program import Program
+from keras_turbo.specs import CallKind, TensorKind, map_leaves
+from keras_turbo.training.below_autograd import simplify
+from keras_turbo.training.recording import record
+
+MAX_JOINTS = 4
+MAX_SIZES = 32
+RECORD_AFTER = 3
+"""How often batches of the same sizes come before their step is recorded."""
+
+
+class Joints:
+    """The joint programs of one model's training steps.
+
+    Attributes:
+        entries: guarded joint programs, each with whether the metrics run stock behind it.
+        counts: how often autograd ran a step of some program and sizes; -1 where it stays so.
+        declined: why it stays so.
+    """
+
+    def __init__(self) -> None:
+        self.entries: tuple[tuple[Callable[..., Any], bool], ...] = ()
+        self.counts: dict[Any, int] = {}
+        self.declined: dict[Any, Decline] = {}
+
+    def seen(self, model: Any, program: Program, apart: bool, args: Any) -> None:
+        """Note that autograd ran a step, and make its joint program when it is time."""
+        key = id(program), *(getattr(leaf, "shape", None) for leaf in _leaves(args))
+        count = self.counts.get(key, 0)
+        if count < 0 or (not count and len(self.counts) >= MAX_SIZES):
+            return
+        self.counts[key] = count + 1
+        if count < RECORD_AFTER or len(self.entries) >= MAX_JOINTS:
+            return
+        self.counts[key] = -1
+        # Metrics that run as written see whether the predictions have a gradient.
+        if apart or not scales_plainly(model.optimizer):
+            return
+        try:
+            entry = make(program, args, list(model.parameters()))
+        except Decline as problem:
+            # A copy without the traceback, which would keep the batch alive.
+            self.declined[key] = Decline(problem.reason, problem.detail)
+        else:
+            self.entries = ((entry, apart), *self.entries)
+
+
+def scales_plainly(optimizer: Any) -> bool:
+    """Whether an optimizer takes the loss as it is."""
+    plain = type(optimizer).scale_loss is compat.BaseOptimizer.scale_loss
+    return plain and optimizer.loss_scale_factor is None
+
+
+class JointProgram:
+    """A recorded step, for batches of exactly the sizes that it was recorded with.
+
+    Attributes:
+        graph: the graph after its passes.
+        code: the Python source of `run`.
+        run: takes the batch; returns the step's outputs and behind them the gradients, or
+            `MISS` where autograd is needed.
+    """
+
+    stock_calls = 0
+    clear_losses = False
+
+    def __init__(
+        self,
+        program: Program,
+        kind: CallKind,
+        graph: fx.Graph,
+        constants: dict[str, Any],
+        watched: Sequence[torch.Tensor],
+    ) -> None:
+        self.owner: weakref.ref[Any] = program.owner
+        self.kind = kind
+        self.fixed: list[Any] = []
+        self.relations: list[Any] = []
+        self.final_training = program.final_training
+        self.graph = graph
+        self.code, inner = emit.without_gradients(graph, constants)
+        self.run = self.run_without_gradients = _with_checks(inner, watched)
+
+
+def _with_checks(inner: Callable[..., Any], parameters: Sequence[torch.Tensor]) -> Any:
+    """A recorded step behind what must hold for its tensors beside sizes and dtypes."""
+    places = [parameter.data_ptr() for parameter in parameters]
+    watched = list(zip(parameters, places, strict=True))
+    saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+    anomaly = torch.is_anomaly_enabled
+
+    def run(*inputs: torch.Tensor) -> Any:
+        for item in inputs:
+            if item.requires_grad or not item.is_contiguous():
+                return MISS
+        for parameter, place in watched:
+            if (
+                parameter._backward_hooks
+                or parameter.data_ptr() != place
+                or not parameter.requires_grad
+                or parameter._post_accumulate_grad_hooks
+            ):
+                return MISS
+        if saved_hooks(True) is not None or anomaly():
+            return MISS
+        return inner(*inputs)
+
+    return run
+
+
+def make(program: Program, args: Any, parameters: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """The entry of a joint program for batches of the sizes of `args`.
+
+    Args:
+        program: the valid program of the step.
+        args: the arguments of a step that it serves.
+        parameters: all parameters of the model.
+
+    Raises:
+        Decline: where the step cannot be recorded, or gives other numbers than autograd.
+            Nothing has changed then but the parameters' `.grad`.
+    """
+    if program.stock_calls or program.adds_losses:
+        raise Decline(Reason.UNSUPPORTED, "a step with losses recorded on its layers")
+    kind, inputs = _exactly(program.kind, args)
+    states = list(_written(program))
+    before = [state.detach().clone() for state in states]
+    numbers = _RandomState()
+
+    def restore() -> None:
+        with torch.no_grad():
+            for state, value in zip(states, before, strict=True):
+                state.copy_(value)
+        numbers.restore()
+
+    watched = [p for p in parameters if p.requires_grad]
+    try:
+        graph, constants, expected = record(program, inputs, parameters)
+        wanted = _results(expected, [p.grad for p in parameters], states)
+        restore()
+        simplify(graph, constants)
+        joint = JointProgram(program, kind, graph, constants, watched)
+        entry = guard.compile_entry(joint)
+        with compat.outside_modes(), torch.no_grad():
+            *outputs, grads = entry(args, {})
+        problem = check.difference(_results(outputs, grads, states), wanted)
+    except Decline:
+        raise
+    except Exception as error:
+        raise Decline(Reason.UNSUPPORTED, f"{type(error).__name__}: {error}") from error
+    finally:
+        restore()
+    if problem is not None:
+        warnings.warn(
+            f"keras_turbo: a recorded training step differed from autograd ({problem}); it is "
+            "not used. Please report this.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        raise Decline(Reason.MISMATCH, problem)
+    return entry
+
+
+def _results(outputs: Any, grads: Any, states: Sequence[torch.Tensor]) -> list[Any]:
+    """Everything that a step gives, as it is now."""
+    found: list[Any] = []
+    map_aggregate((tuple(outputs), tuple(grads), tuple(states)), found.append)
+    return [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in found]
+
+
+def _exactly(kind: CallKind, args: Any) -> tuple[CallKind, list[torch.Tensor]]:
+    """The kind of call with these very sizes, and the tensors in the program's order."""
+    inputs: list[torch.Tensor] = []
+    given = iter([leaf for leaf in _leaves(args) if isinstance(leaf, torch.Tensor)])
+
+    def leaf(item: Any) -> Any:
+        if not isinstance(item, TensorKind):
+            return item
+        if item.mask is not None:
+            raise Decline(Reason.MASK, "a batch with a mask")
+        tensor = next(given)
+        inputs.append(tensor)
+        sizes = tuple(tensor.shape)
+        return dataclasses.replace(item, sizes=sizes, static=frozenset(range(len(sizes))))
+
+    return dataclasses.replace(kind, args=map_leaves(leaf, kind.args)), inputs
+
+
+def _leaves(args: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(found.append, args)
+    return found
+
+
+def _written(program: Program) -> Iterator[torch.Tensor]:
+    """The live tensors that the effects of a program write to."""
+    for node in program.graph.nodes:
+        if node.meta.get("effect"):
+            for source in node.all_input_nodes:
+                if source.op == "get_attr":
+                    yield program.constants[str(source.target)]
+
+
+class _RandomState:
+    """torch's own random state on all devices, to be put back."""
+
+    def __init__(self) -> None:
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
