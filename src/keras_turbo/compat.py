@@ -29,6 +29,8 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.dtype_policies.dtype_policy_map import DTypePolicyMap
 from keras.src.layers.core.input_layer import InputLayer
 from keras.src.layers.layer import CallContext, Layer
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
+from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 from keras.src.losses.loss import Loss
 from keras.src.metrics.metric import Metric
 from keras.src.models.functional import Functional
@@ -39,6 +41,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from torch.autograd import forward_ad as _forward_ad
 from torch.nn.modules import module as _torch_module
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
@@ -52,7 +55,9 @@ __all__ = [
     "BaseOptimizer",
     "CallContext",
     "CallbackList",
+    "ConvLSTMCell",
     "DTypePolicyMap",
+    "DropoutRNNCell",
     "Function",
     "Functional",
     "InputLayer",
@@ -72,6 +77,7 @@ __all__ = [
     "backend",
     "call_on_meta",
     "default_device",
+    "forward_mode_active",
     "function_transform_active",
     "global_hooks",
     "global_hooks_active",
@@ -79,6 +85,7 @@ __all__ = [
     "is_float",
     "large_negative",
     "mask_warning",
+    "onednn_enabled",
     "opaque_attention",
     "ops",
     "outside_modes",
@@ -262,6 +269,16 @@ def function_transform_active() -> bool:
         or _mode_depth() > 0
         or _function_mode_depth() > 0
     )
+
+
+def forward_mode_active() -> bool:
+    """Whether tensors may carry tangents of a forward-mode derivative."""
+    return _forward_ad._current_level >= 0
+
+
+def onednn_enabled() -> bool:
+    """Whether torch may use oneDNN's kernels on the CPU."""
+    return torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()
 
 
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
