@@ -16,6 +16,7 @@ from keras import optimizers
 
 from keras_turbo import layout
 from keras_turbo.fallback import Decline, Reason
+from keras_turbo.training.memory_order import InMemoryOrder
 from keras_turbo.training.numbers import Numbers
 
 Tensors = list[torch.Tensor]
@@ -76,14 +77,16 @@ def _adam(optimizer: Any, variables: Sequence[Any], numbers: Numbers) -> Step:
     # Keras adds epsilon outside the bias correction, torch inside. After infinitely many steps
     # torch's correction is none; Keras's own is then part of the learning rate.
     endless = [torch.tensor(math.inf)] * len(parameters)
+    ordered = InMemoryOrder(parameters, means, squares, *([largest] if amsgrad else []))
 
     def step(grads: Tensors) -> None:
+        views = ordered.current()
         torch._fused_adam_(
-            parameters,
-            grads,
-            means,
-            squares,
-            largest,
+            views[0],
+            ordered.of(grads),
+            views[1],
+            views[2],
+            views[3] if amsgrad else [],
             endless,
             lr=numbers.adam_rate(beta_1, beta_2),
             beta1=beta_1,
