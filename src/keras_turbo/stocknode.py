@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 
 from keras_turbo import compat
 from keras_turbo.fallback import Decline, Reason
+from keras_turbo.rehearsal import rehearsal
 
 
 class StockCall:
@@ -85,8 +86,10 @@ def stock_metas(
 
     map_aggregate((args, kwargs), mask_free)
     kwargs = {key: value for key, value in kwargs.items() if key != "training"}
-    metas = []
+    metas: list[Any] = []
     for which in (0, 1):
+        if which and _sizes_known((args, kwargs)):
+            return metas[0], metas[0]
 
         def spec(item: Any, which: int = which) -> Any:
             if not isinstance(item, fx.Proxy):
@@ -98,7 +101,7 @@ def stock_metas(
 
         spec_args, spec_kwargs = map_aggregate((args, kwargs), spec)
         try:
-            with scope or contextlib.nullcontext():
+            with scope or contextlib.nullcontext(), rehearsal(layer):
                 outputs = _outputs(layer, spec_args, spec_kwargs)
         except Exception as error:
             raise Decline(Reason.UNSUPPORTED, f"output shape of {layer.name}") from error
@@ -114,6 +117,20 @@ def stock_metas(
 
         metas.append(compat.tree.map_structure(meta, outputs))
     return metas[0], metas[1]
+
+
+def _sizes_known(arguments: Any) -> bool:
+    """Whether the arguments have the same sizes in both of the tracer's runs."""
+    found: list[bool] = []
+
+    def compare(item: Any) -> Any:
+        if isinstance(item, fx.Proxy):
+            a, b = item.metas
+            found.append(a.shape == b.shape if isinstance(a, torch.Tensor) else a == b)
+        return item
+
+    map_aggregate(arguments, compare)
+    return all(found)
 
 
 def _outputs(layer: Any, args: Any, kwargs: Any) -> Any:
@@ -143,7 +160,7 @@ def opaque_metas(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
             args, lambda a, which=which: a.metas[which] if isinstance(a, fx.Proxy) else a
         )
         try:
-            with compat.backend.device_scope("meta"), torch.no_grad():
+            with compat.backend.device_scope("meta"), torch.no_grad(), rehearsal(function):
                 metas.append(function(*meta_args))
         except Exception as error:
             name = getattr(function, "__name__", type(function).__name__)
