@@ -14,6 +14,7 @@ from torch import fx
 
 from keras_turbo import compat
 from keras_turbo.passes.in_place import reuse_without_gradients
+from keras_turbo.training.reuse import VIEWS, held_once, reuse_gradients
 
 
 def _words(text: str) -> frozenset[str]:
@@ -30,7 +31,6 @@ _FUNCTIONS = _words(
     " pow"
 )
 _ALIASES = _words("detach alias lift_fresh")
-_VIEWS = _words("t view permute transpose unsqueeze squeeze")
 _FILLED = _words("ones_like zeros_like full_like ones zeros full scalar_tensor")
 _FOLDABLE = _words("div mul neg expand unsqueeze view add sub")
 MAX_FOLDED = 4096
@@ -52,6 +52,7 @@ def simplify(graph: fx.Graph, constants: dict[str, Any]) -> None:
         if pure and not node.users:
             graph.erase_node(node)
     reuse_without_gradients(graph)
+    reuse_gradients(graph)
 
 
 def _name(graph: fx.Graph, node: fx.Node) -> None:
@@ -114,31 +115,13 @@ def _take_over(graph: fx.Graph, node: fx.Node) -> None:
     if not isinstance(source, fx.Node) or len(target.users) != 1:
         return
     same = _meta(target).stride() == _meta(source).stride()
-    if same and _meta(target).dtype == _meta(source).dtype and _held_once(source, node, target):
+    if same and _meta(target).dtype == _meta(source).dtype and held_once(source, node, target):
         node.replace_all_uses_with(source)
         graph.erase_node(node)
         graph.erase_node(target)
 
 
 _EMPTY = frozenset({"new_empty_strided", "empty_like"})
-
-
-def _held_once(node: fx.Node, *users: fx.Node) -> bool:
-    """Whether a value is fresh memory of this step that only `users` see."""
-    while set(node.users) <= set(users) and node.op in ("call_function", "call_method"):
-        if node.target not in _VIEWS:
-            return node.op == "call_function" and _makes_fresh(node)
-        node, users = node.args[0], (node,)  # type: ignore[assignment]
-    return False
-
-
-def _makes_fresh(node: fx.Node) -> bool:
-    """Whether an operation returns memory of its own."""
-    if node.meta.get("effect"):
-        return False
-    if node.meta.get("name") == "getitem":
-        return _makes_fresh(node.args[0])  # type: ignore[arg-type]
-    return not node.meta.get("aliases", True)
 
 
 def _fold(graph: fx.Graph, constants: dict[str, Any]) -> None:
@@ -159,7 +142,7 @@ def _fold(graph: fx.Graph, constants: dict[str, Any]) -> None:
         ends = [user for user in node.users if user not in known]
         if not ends or any(u.op == "output" or u.meta.get("effect") for u in ends):
             continue
-        if any(u.target in _VIEWS or u.target == "expand" for u in ends):
+        if any(u.target in VIEWS or u.target == "expand" for u in ends):
             continue
         name = f"folded_{node.name}"
         constants[name] = value.contiguous() if value.ndim else value

@@ -9,7 +9,6 @@ Keras, whose forward pass is then still the model's program.
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -139,7 +138,10 @@ def _outputs(model: Any, data: Any, training: bool) -> Any:
         if found is not MISS:
             return found
         args = converted
-    problem = _lower(model, cache, args, training)
+    try:
+        problem = _lower(model, cache, args, training)
+    except Exception as error:  # noqa: BLE001, whatever it is, stock Keras can run
+        problem = fallback.bug(error, dispatch.options.strict)
     return problem if problem is not None else _lookup(model, cache, args, training)
 
 
@@ -151,20 +153,35 @@ def _lookup(model: Any, cache: StepCache, args: Any, training: bool) -> Any:
                     outputs = entry(args, {})
                     if outputs is not MISS:
                         return outputs, apart
-        for entry, apart, program in cache.entries[training]:
-            outputs = entry(args, {})
+        for row in cache.entries[training]:
+            outputs = row[0](args, {})
             if outputs is not MISS:
-                if training:
-                    cache.joints.seen(model, program, apart, args)
-                return outputs, apart
+                break
+        else:
+            return MISS
     except Decline as error:
         return Decline(error.reason, error.detail)
     except Exception as error:  # noqa: BLE001, stock Keras decides what the user sees
         for program in list(cache.programs):
             barrier.deopt(program)
-        detail = f"{type(error).__name__}: {error}"
-        return Decline(Reason.ERROR, detail)
-    return MISS
+        return fallback.bug(error, dispatch.options.strict)
+    _, apart, program = row
+    if training:
+        _seen(model, cache, program, apart, args)
+    return outputs, apart
+
+
+def _seen(model: Any, cache: StepCache, program: Program, apart: bool, args: Any) -> None:
+    """Note that autograd ran a step, whose effects are committed: nothing may fail any more."""
+    try:
+        cache.joints.seen(model, program, apart, args)
+    except Exception as error:
+        if dispatch.options.strict:
+            raise
+        fallback.warn(
+            f"keras_turbo: recording a step of model '{model.name}' failed "
+            f"({type(error).__name__}: {error}); please report this."
+        )
 
 
 def _lower(model: Any, cache: StepCache, args: Any, training: bool) -> Decline | None:
@@ -259,14 +276,12 @@ def _stock(model: Any, data: Any, training: bool, why: Any) -> Any:
         with dispatch.guard_stock():
             logs = step(model, data)
         if dispatch.options.strict:
-            raise fallback.strict_error(model, why.reason, why.detail)
+            raise fallback.strict_error(model, why.reason, why.detail) from why.__cause__
         model.__dict__["_keras_turbo_steps"].declined[None] = [why, max(RETRIES)]
         fallback.record(model, why.reason, why.detail)
-        warnings.warn(
+        fallback.warn(
             f"keras_turbo: the lowered step of model '{model.name}' failed where stock Keras "
-            f"did not ({why.detail}); please report this.",
-            RuntimeWarning,
-            stacklevel=3,
+            f"did not ({why.detail}); please report this."
         )
         return logs
     fallback.record(model, why.reason, why.detail)
@@ -284,7 +299,10 @@ def _from_numpy(args: Any) -> Any:
         found = True
         return compat.backend.convert_to_tensor(item)
 
-    converted = map_leaves(convert, args)
+    try:
+        converted = map_leaves(convert, args)
+    except Exception:  # noqa: BLE001, stock Keras decides what the user sees
+        return None
     return converted if found else None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from keras_turbo import compat, guard
+from keras_turbo import compat, dispatch, fallback, guard
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.training import averages, kernels
 from keras_turbo.training.clipping import clipping
@@ -148,6 +148,18 @@ def _miss(optimizer: Any, grads: Any, variables: Any) -> Any:
         if problem.reason is not Reason.INPUT:
             _keep(optimizer, None)
         return stock_apply(optimizer, grads, variables)
+    except Exception as error:
+        stock_apply(optimizer, grads, variables)
+        _keep(optimizer, None)
+        detail = f"{type(error).__name__}: {error}"
+        fallback.record(optimizer, Reason.ERROR, detail)
+        if dispatch.options.strict:
+            raise fallback.strict_error(optimizer, Reason.ERROR, detail) from error
+        fallback.warn(
+            f"keras_turbo: preparing the updates of optimizer '{optimizer.name}' failed "
+            f"({detail}). It runs stock Keras from now on; please report this."
+        )
+        return None
     if not update.serves(grads, variables):
         return stock_apply(optimizer, grads, variables)
     _keep(optimizer, update)
