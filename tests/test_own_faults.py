@@ -16,6 +16,7 @@ from keras import layers
 
 import keras_turbo
 from keras_turbo import barrier, dispatch, guard, program, registry
+from keras_turbo.training import body, joint, kernels, steps
 from tests.compare import both, programs
 
 STAGES = [
@@ -202,3 +203,67 @@ def test_a_traced_call_that_writes_into_its_arguments_runs_stock(kind, stock, mo
         for a, b in zip(keras.tree.flatten(got), keras.tree.flatten(want), strict=True):
             assert torch.equal(a, b)
     monkeypatch.delitem(registry._rules, Writes)
+
+
+TRAINING_STAGES = [
+    (body, "parts"),
+    (body, "check"),
+    (steps, "kind_of"),
+    (steps, "build"),
+    (barrier, "protect"),
+    (guard, "compile_entry"),
+    (program, "run_passes"),
+]
+
+
+def fitted(optimizer="adam") -> tuple[keras.Model, dict]:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="victim")], name="model")
+    model.compile(optimizer, "mse", metrics=["mae"])
+    x, y = np.random.normal(size=(12, 4)), np.random.normal(size=(12, 3))
+    history = model.fit(x, y, batch_size=2, epochs=2, verbose=0, validation_data=(x, y)).history
+    return model, {**history, "weights": [w.numpy() for w in model.weights]}
+
+
+def assert_equal_training(got: dict, want: dict) -> None:
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        for a, b in zip(got[name], values, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), TRAINING_STAGES, ids=lambda i: getattr(i, "__name__", i)
+)
+@pytest.mark.filterwarnings("default::RuntimeWarning")
+def test_an_error_while_a_step_is_lowered_leaves_training_as_it_is(owner, name, monkeypatch, stock):
+    keras_turbo.enable("on")
+    _, want = stock(fitted)
+    monkeypatch.setattr(owner, name, breaking)
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError") as warned:
+        _, got = fitted()
+    assert sum("step of model 'model'" in str(item.message) for item in warned) == 1
+    assert_equal_training(got, want)
+    assert ("model", "ERROR: ZeroDivisionError: a bug") in keras_turbo.fallbacks()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), TRAINING_STAGES, ids=lambda i: getattr(i, "__name__", i)
+)
+def test_an_error_while_a_step_is_lowered_raises_in_strict_mode(owner, name, monkeypatch):
+    monkeypatch.setattr(owner, name, breaking)
+    with pytest.raises(keras_turbo.FallbackError, match=r"ERROR.*ZeroDivisionError: a bug"):
+        fitted()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "said"),
+    [(kernels, "prepare", "optimizer 'adam"), (joint.Joints, "seen", "recording a step")],
+)
+def test_errors_around_a_step_leave_training_as_it_is(owner, name, said, monkeypatch, stock):
+    keras_turbo.enable("on")
+    _, want = stock(fitted)
+    monkeypatch.setattr(owner, name, breaking)
+    with pytest.warns(RuntimeWarning, match=said):
+        _, got = fitted()
+    assert_equal_training(got, want)

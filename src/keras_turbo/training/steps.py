@@ -270,18 +270,19 @@ def _stock(model: Any, data: Any, training: bool, why: Any) -> Any:
     step = stock_train_step if training else stock_test_step
     if why is MISS:
         return step(model, data)
-    error = why.reason is Reason.ERROR
-    if error or (dispatch.options.strict and why.reason not in QUIET | {Reason.OVERRIDE}):
+    declined = model.__dict__["_keras_turbo_steps"].declined
+    news = why.reason is Reason.ERROR and None not in declined
+    if news or (dispatch.options.strict and why.reason not in QUIET | {Reason.OVERRIDE}):
         # An error of stock Keras comes first: it is what the user has to see.
         with dispatch.guard_stock():
             logs = step(model, data)
         if dispatch.options.strict:
             raise fallback.strict_error(model, why.reason, why.detail) from why.__cause__
-        model.__dict__["_keras_turbo_steps"].declined[None] = [why, max(RETRIES)]
+        declined[None] = [why, max(RETRIES)]
         fallback.record(model, why.reason, why.detail)
         fallback.warn(
             f"keras_turbo: the lowered step of model '{model.name}' failed where stock Keras "
-            f"did not ({why.detail}); please report this."
+            f"did not ({why.detail}). Its steps run stock from now on; please report this."
         )
         return logs
     fallback.record(model, why.reason, why.detail)
