@@ -45,7 +45,7 @@ def with_rule():
         yield register
     finally:
         registry._rules.pop(Wrong, None)
-        registry._overridden.cache_clear()
+        registry._overriding.clear()
 
 
 def normal(*shape):

@@ -51,13 +51,9 @@ def call_layer(ctx: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, An
     first = bound[names[0]] if names else None
     _check_spec(ctx, layer, first)
 
-    if "training" in kwargs:
-        training = kwargs["training"]
-    elif ctx.training is not None:
-        training = ctx.training
-    else:
-        training = bound.get("training")
-    ctx.training = training
+    given = "training" in kwargs
+    training = kwargs["training"] if given else bound.get("training")
+    training = ctx.training = ctx.resolve_training(given, training)
     kwargs = dict(kwargs)
     if "training" in names and training is not None:
         kwargs["training"] = training

@@ -54,8 +54,9 @@ def checking(program: Any, entry: Callable[..., Any], always: bool) -> Callable[
         if problem is not None:
             _distrust(layer, program, problem)
             return expected
-        if not always:
-            layer.__dict__["_keras_turbo"].replace(checked, entry)
+        cache = layer.__dict__.get("_keras_turbo")
+        if not always and cache is not None:
+            cache.replace(checked, entry)
         return outputs
 
     return checked
@@ -79,8 +80,17 @@ def _distrust(layer: Any, program: Any, problem: str) -> None:
     )
 
 
-def difference(outputs: Any, expected: Any, masks: list[Any] | None = None) -> str | None:
-    """How two results differ, or None if they are equal as the design defines equality."""
+def difference(
+    outputs: Any, expected: Any, masks: list[Any] | None = None, scale: float = 1.0
+) -> str | None:
+    """How two results differ, or None if they are equal as the design defines equality.
+
+    Args:
+        outputs: nested tensors.
+        expected: what they should be.
+        masks: the outputs' masks, if they may have been taken off since.
+        scale: a factor on the tolerances.
+    """
     try:
         compat.tree.assert_same_structure(outputs, expected)
     except (ValueError, TypeError):
@@ -93,7 +103,7 @@ def difference(outputs: Any, expected: Any, masks: list[Any] | None = None) -> s
             if got is not want and got != want:
                 return f"{got!r} instead of {want!r}"
             continue
-        problem = tensor_difference(got, want)
+        problem = tensor_difference(got, want, scale)
         if problem is None:
             want_mask = getattr(want, "_keras_mask", None)
             if mask is None or want_mask is None:
@@ -105,13 +115,13 @@ def difference(outputs: Any, expected: Any, masks: list[Any] | None = None) -> s
     return None
 
 
-def tensor_difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
+def tensor_difference(got: torch.Tensor, want: torch.Tensor, scale: float = 1.0) -> str | None:
     """How two tensors differ beyond the tolerance of their dtype, or None."""
     for name in ("dtype", "shape", "device", "requires_grad"):
         if getattr(got, name) != getattr(want, name):
             return f"{name} {getattr(got, name)} instead of {getattr(want, name)}"
     error = max_error(got, want)
-    tolerance = TOLERANCE.get(want.dtype, 0.0)
+    tolerance = scale * TOLERANCE.get(want.dtype, 0.0)
     if not error <= tolerance:
         return f"max|a-b| {error:.3g} beyond {tolerance:g}"
     return None

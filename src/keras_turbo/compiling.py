@@ -68,7 +68,7 @@ def _key(layer: Any, described: Any, context_training: Any) -> str | None:
         return None
     try:
         kind = _kind(layer, described, context_training)
-        with barrier.lock:
+        with barrier.lowering():
             program = dispatch.program_of_kind(layer, kind)
     except Decline:
         return None

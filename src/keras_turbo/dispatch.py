@@ -46,26 +46,36 @@ class InlineCache:
         self.programs: tuple[Program, ...] = ()
         self.declined: Decline | None = None
         self.permanent = False
-        self.lowered_count = 0
         self.retries = 0
-        self.compiled: dict[str, Callable[..., Any]] = {}
+        self.compiled: dict[str, Any] = {}
         self.owner = weakref.ref(layer)
         caches.add(self)
 
     def add(self, program: Program, entry: Callable[..., Any]) -> None:
-        self.programs = (program, *self.programs)
-        self.entries = (entry, *self.entries)
+        with barrier.lock:
+            # What it assumes may have changed since it was protected.
+            if program.valid:
+                self.programs = (program, *self.programs)
+                self.entries = (entry, *self.entries)
 
     def replace(self, old: Callable[..., Any], new: Callable[..., Any]) -> None:
         """Put a checked entry in the place of the one that checked it."""
-        self.entries = tuple(new if entry is old else entry for entry in self.entries)
+        with barrier.lock:
+            self.entries = tuple(new if entry is old else entry for entry in self.entries)
 
     def discard(self, program: Program) -> None:
-        keep = [i for i, p in enumerate(self.programs) if p is not program]
-        self.entries = tuple(self.entries[i] for i in keep)
-        self.programs = tuple(self.programs[i] for i in keep)
-        self.lowered_count = max(0, self.lowered_count - 1)
-        self.compiled.pop(f"program_{id(program)}", None)
+        with barrier.lock:
+            keep = [i for i, p in enumerate(self.programs) if p is not program]
+            self.entries = tuple(self.entries[i] for i in keep)
+            self.programs = tuple(self.programs[i] for i in keep)
+            self.compiled.clear()
+
+    def deopt(self, entry: Callable[..., Any]) -> None:
+        """Deopt the program behind an entry, if that is still in the cache."""
+        with barrier.lock:
+            for program, known in zip(self.programs, self.entries, strict=True):
+                if known is entry:
+                    barrier.deopt(program)
 
     def decline(self, layer: Any, problem: Decline) -> None:
         """Keep the layer on stock Keras until something about it changes."""
@@ -141,7 +151,17 @@ def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
             outputs = _run(layer, cache, entry, converted, given)
             if outputs is not MISS:
                 return outputs
-    entry = _lower(layer, cache, *(converted or given))
+    known = cache.entries
+    with barrier.lowering(wait=False) as mine:
+        entry = None
+        if mine and cache.entries is known:
+            entry = _lower(layer, cache, *(converted or given))
+    if entry is None:
+        if mine:
+            # Another thread has lowered a call of this layer since we looked.
+            return call(layer, *args, **kwargs)
+        with guard_stock():
+            return stock_call(layer, *args, **kwargs)
     if isinstance(entry, Decline):
         if entry.reason is Reason.ERROR:
             return _own_up(layer, cache, entry, args, kwargs)
@@ -171,7 +191,15 @@ def _run(
 
 
 _PER_CALL = frozenset(
-    {Reason.INPUT, Reason.STRUCTURE, Reason.SHAPE, Reason.MASK, Reason.DEVICE, Reason.POLYMORPHIC}
+    {
+        Reason.INPUT,
+        Reason.STRUCTURE,
+        Reason.SHAPE,
+        Reason.MASK,
+        Reason.DEVICE,
+        Reason.POLYMORPHIC,
+        Reason.ASSUMPTION,
+    }
 )
 """Reasons that lie in one call's arguments and say nothing about the next call."""
 
@@ -179,7 +207,12 @@ _PER_CALL = frozenset(
 def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any] | Decline:
     """A new entry for a call, or why there is none."""
     try:
-        return _new_entry(layer, cache, args, kwargs)
+        try:
+            return _new_entry(layer, cache, args, kwargs)
+        except Decline as declined:
+            if declined.reason is not Reason.ASSUMPTION:
+                raise
+            return _new_entry(layer, cache, args, kwargs)
     except Decline as declined:
         # A copy without the traceback, which would keep the arguments alive.
         return Decline(declined.reason, declined.detail)
@@ -188,20 +221,18 @@ def _lower(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[.
 
 
 def _new_entry(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Callable[..., Any]:
-    with barrier.lock:
-        kind = kind_of_call(layer, args, kwargs)
-        if cache.lowered_count >= MAX_ENTRIES:
-            raise Decline(Reason.POLYMORPHIC)
-        program = build(layer, kind)
-        barrier.protect(program)
-        entry = guard.compile_entry(program)
-        if options.check != "off" and check.comparable(program):
-            entry = check.checking(program, entry, options.check == "always")
-        cache.lowered_count += 1
-        cache.add(program, entry)
-        if journal is not None:
-            journal.update(dict.fromkeys(program.rows))
-        layer.__dict__["_called"] = True
+    kind = kind_of_call(layer, args, kwargs)
+    if len(cache.programs) >= MAX_ENTRIES:
+        raise Decline(Reason.POLYMORPHIC)
+    program = build(layer, kind)
+    barrier.protect(program)
+    entry = guard.compile_entry(program)
+    if options.check != "off" and check.comparable(program):
+        entry = check.checking(program, entry, options.check == "always")
+    cache.add(program, entry)
+    if journal is not None:
+        journal.update(dict.fromkeys(program.rows))
+    layer.__dict__["_called"] = True
     return entry
 
 
@@ -337,7 +368,8 @@ def _recover(
     if isinstance(error, (fallback.FallbackError, compat.StopRecomputation)):
         raise error
     if isinstance(error, Decline):
-        problem = Decline(error.reason, f"{type(error).__name__}: {error}")
+        # A stock node did something that could not be foreseen.
+        problem = Decline(error.reason, error.detail)
     else:
         problem = fallback.bug(error, options.strict)
     return _own_up(layer, cache, problem, args, kwargs, entry)
@@ -346,17 +378,17 @@ def _recover(
 def _own_up(
     layer: Any, cache: InlineCache, problem: Decline, args: Any, kwargs: Any, entry: Any = None
 ) -> Any:
-    """Run stock Keras for good after a failure of ours, unless it fails as well."""
+    """Run stock Keras for good after a program failed, unless that fails as well."""
     with guard_stock():
         outputs = stock_call(layer, *args, **kwargs)
-    for program, known in zip(cache.programs, cache.entries, strict=True):
-        if known is entry:
-            barrier.deopt(program)
+    cache.deopt(entry)
     cache.declined = problem
     cause, problem.__cause__ = problem.__cause__, None
     if options.strict:
         raise fallback.strict_error(layer, problem.reason, problem.detail) from cause
     fallback.record(layer, problem.reason, problem.detail)
+    if problem.reason is not Reason.ERROR:
+        return outputs
     fallback.warn(
         f"keras_turbo: {'lowering' if entry is None else 'the program of'} layer "
         f"'{fallback.layer_path(layer)}' failed where stock Keras did not ({problem.detail}). "

@@ -92,7 +92,7 @@ def explain(model: Any, training: bool = False) -> Explanation:
     rules.load()
     snapshot = Snapshot(model, values=False)
     try:
-        with barrier.lock:
+        with barrier.lowering():
             rows = dict.fromkeys(_explain(model, training))
     finally:
         snapshot.restore()

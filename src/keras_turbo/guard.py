@@ -239,6 +239,16 @@ class _Writer:
             add("        ambient['current_call_ctx'] = None")
         else:
             add(f"    return {call}")
-        add(f"outputs = {call}")
-        add(f"context.set_value('training', {program.final_training!r})")
+        if program.stock_calls:
+            # Stock nodes set the flag; where one fails, stock Keras starts from what it was.
+            add("before = getattr(context, 'training', None)")
+            add("try:")
+            add(f"    outputs = {call}")
+            add("except BaseException:")
+            add("    context.set_value('training', before)")
+            add("    raise")
+        else:
+            add(f"outputs = {call}")
+        if program.final_training is None or isinstance(program.final_training, bool):
+            add(f"context.set_value('training', {program.final_training!r})")
         add("return outputs")

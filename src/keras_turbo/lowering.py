@@ -20,7 +20,7 @@ from keras_turbo.calls import call_layer, scope_inside
 from keras_turbo.fallback import Decline, Reason, layer_path
 from keras_turbo.layout import relayout
 from keras_turbo.specs import CallKind, FakeSizes, Relation, TensorKind, map_leaves
-from keras_turbo.stocknode import StockCall, opaque_metas, stock_metas
+from keras_turbo.stocknode import StockCall, given_training, opaque_metas, stock_metas
 from keras_turbo.tracing import Tracer
 from keras_turbo.values import VariableValue
 from keras_turbo.views import RandomGuard, layer_view, view
@@ -83,6 +83,7 @@ class LoweringContext:
         training: the training flag of Keras's call context at this point.
         autocast: the autocast scope at this point.
         record: the assumptions and effects found so far.
+        unsure: stock nodes that may have changed the training flag since it was last given.
     """
 
     def __init__(self, tracer: Tracer, kind: CallKind, root: Any) -> None:
@@ -91,6 +92,7 @@ class LoweringContext:
         self.training: Any = kind.context_training
         self.autocast = Autocast(kind.autocast is not None, kind.autocast_dtype)
         self.record = Record()
+        self.unsure: list[StockCall] = []
         self.is_root = True
 
     def read(self, layer: Any, name: str) -> Any:
@@ -183,6 +185,7 @@ class LoweringContext:
     def call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a layer inside the program, with everything `Layer.__call__` does."""
         snapshot, training = self.record.snapshot(), self.training
+        unsure = list(self.unsure)
         root, self.is_root = self.is_root, False
         try:
             return _lowered_call(self, layer, args, kwargs)
@@ -190,10 +193,23 @@ class LoweringContext:
             if root or (declined.reason is Reason.CONTROL_FLOW and self.tracer.may_specialise):
                 raise
             self.record.restore(snapshot)
-            self.training = training
+            self.training, self.unsure = training, unsure
             return self._stock(layer, args, kwargs, declined)
         finally:
             self.is_root = root
+
+    def resolve_training(self, given: bool, value: Any) -> Any:
+        """The training flag of a layer, from its argument, the call context, or the default.
+
+        Args:
+            given: whether the call gives the flag itself.
+            value: the given flag, else the default.
+        """
+        if not given:
+            for node in self.unsure:
+                node.relied_on = True
+        self.unsure = []
+        return self.training if not given and self.training is not None else value
 
     def call_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply a Keras operation that is not a layer."""
@@ -222,7 +238,9 @@ class LoweringContext:
         self.record.stock_calls += 1
         name = getattr(function, "__name__", type(function).__name__)
         self.record.rows.append(Row(name, type(function).__name__, False, Reason.NO_RULE.name))
-        target = StockCall(function, self.training, self.autocast).declares(metas[0])
+        training = self.training
+        target = StockCall(function, training, self.autocast, training).declares(metas[0])
+        self.unsure.append(target)
         return self.tracer.append("call_function", target, args, {}, metas)
 
     def _stock(self, layer: Any, args: Any, kwargs: Any, declined: Decline) -> Any:
@@ -235,7 +253,10 @@ class LoweringContext:
             Row(layer_path(layer), type(layer).__name__, False, declined.reason.name + detail)
         )
         self.depend(layer, "hooks", "call", "_dtype_policy")
-        target = StockCall(layer, self.training, self.autocast).declares(metas[0])
+        given, training = given_training(layer, args, kwargs)
+        before, self.training = self.training, self.resolve_training(given, training)
+        target = StockCall(layer, before, self.autocast, self.training).declares(metas[0])
+        self.unsure.append(target)
         return self.tracer.append("call_function", target, args, kwargs, metas)
 
     def lowered(self, layer: Any) -> None:

@@ -26,6 +26,10 @@ def attach_mask(tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
     tensor._keras_mask = mask  # type: ignore[attr-defined]
 
 
+KEEP = object()
+"""In the place of a training flag: the one that is there."""
+
+
 class Program:
     """The lowered form of one layer for one kind of call.
 
@@ -56,7 +60,8 @@ class Program:
         self.rows: list[Row] = record.rows
         self.reads = list(record.reads.values())
         self.variables = list(record.variables.values())
-        self.final_training = context.training
+        # Behind a stock node the flag is what that has left there.
+        self.final_training = KEEP if context.unsure else context.training
         self.stock_calls = record.stock_calls
         self.has_effects = bool(record.assigned or record.losses or record.draws or record.actions)
         self.random = record.random or bool(record.draws)

@@ -19,13 +19,25 @@ from keras_turbo.rehearsal import rehearsal
 
 
 class StockCall:
-    """A callable node target that runs a layer or function as stock Keras would."""
+    """A callable node target that runs a layer or function as stock Keras would.
+
+    Args:
+        function: the layer or function.
+        training: the training flag of the call context before it.
+        autocast: the autocast scope around it.
+        after: the training flag behind it, as far as its arguments tell.
+
+    Attributes:
+        relied_on: whether the rest of the program relies on the flag behind it.
+    """
 
     __module__ = "keras_turbo.stocknode"
 
-    def __init__(self, function: Any, training: Any, autocast: Any) -> None:
+    def __init__(self, function: Any, training: Any, autocast: Any, after: Any) -> None:
         self.function = function
         self.training = training
+        self.after = after
+        self.relied_on = False
         self.scope = compat.AutocastScope(None) if autocast.active else None
         if self.scope is not None and autocast.dtype is not None:
             self.scope.dtype = compat.backend.standardize_dtype(autocast.dtype)
@@ -44,6 +56,9 @@ class StockCall:
             outputs = self.function(*args, **kwargs)
         finally:
             ambient["autocast_scope"] = outer
+        changed = context is not None and context.get_value("training") is not self.after
+        if changed and self.relied_on:
+            raise Decline(Reason.UNSUPPORTED, f"{self.__name__} changed the training flag")
         for output, dtype in zip(compat.tree.flatten(outputs), self.dtypes, strict=True):
             if getattr(output, "_keras_mask", None) is not None:
                 raise Decline(Reason.MASK, f"{self.__name__} attached a mask to its output")
@@ -166,3 +181,16 @@ def opaque_metas(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
             name = getattr(function, "__name__", type(function).__name__)
             raise Decline(Reason.UNSUPPORTED, f"output shape of {name}") from error
     return metas[0], metas[1]
+
+
+def given_training(layer: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Whether a call of a layer gives the training flag itself, and the flag or its default."""
+    if "training" in kwargs:
+        return True, kwargs["training"]
+    bound = layer._call_signature.bind_partial(*args).arguments
+    if "training" in bound:
+        return True, bound["training"]
+    parameter = layer._call_signature.parameters.get("training")
+    if parameter is None or parameter.default is parameter.empty:
+        return False, None
+    return False, parameter.default

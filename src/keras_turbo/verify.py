@@ -140,7 +140,7 @@ def verify(model: Any, *inputs: Any, training: bool = False) -> Verification:
     args, _ = dispatch.from_numpy(model, inputs, {}) or (inputs, {})
     lowering = Snapshot(model, values=False)
     try:
-        with barrier.lock:
+        with barrier.lowering():
             program = build(model, dispatch.kind_of_call(model, args, kwargs))
     except Decline as declined:
         row = VerificationRow(layer_path(model), "stock", 0.0, True, str(declined))

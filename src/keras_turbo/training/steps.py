@@ -211,14 +211,15 @@ def _lower(model: Any, cache: StepCache, args: Any, training: bool) -> Decline |
         return Decline(Reason.POLYMORPHIC)
     varies = any(k == key for k in cache.keys)
     try:
-        with barrier.lock:
+        with barrier.lowering():
             program, apart = _build_for(model, kind, args, training, varies)
             cache.keys.append(key)
             _keep(model, cache, program, apart, training)
     except Decline as problem:
         # A copy without the traceback, which would keep the batch alive.
         declined = Decline(problem.reason, problem.detail)
-        cache.declined.setdefault(key, [declined, 0])[0] = declined
+        if problem.reason is not Reason.ASSUMPTION:
+            cache.declined.setdefault(key, [declined, 0])[0] = declined
         return declined
     return None
 
