@@ -75,7 +75,7 @@ def trained(case, steps, monkeypatch, record, optimizer="adam"):
 
 
 def joints(model):
-    return model.__dict__["_keras_turbo_steps"].joints.entries
+    return model.__dict__["_keras_turbo_steps"].joints[True].entries
 
 
 @pytest.mark.parametrize("case", CASES)

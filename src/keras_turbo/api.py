@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_turbo import config, import_hook
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-def enable(mode: str | None = None, check: str | None = None) -> None:
+def enable(
+    mode: str | None = None,
+    check: str | None = None,
+    compile: Mapping[str, Any] | None = None,
+) -> None:
     """Run Keras layers as lowered programs from now on, also those already built.
 
     An option that is not given comes from the environment variable `KERAS_TURBO` or
@@ -27,9 +31,11 @@ def enable(mode: str | None = None, check: str | None = None) -> None:
         mode: `"on"` by default, `"strict"` (a fallback raises `FallbackError`) or `"off"`.
         check: when results are compared with stock Keras: `"first"` by default, `"off"`
             or `"always"`.
+        compile: how models with `jit_compile=True` are compiled: `mode` and `options`, as
+            `torch.compile` takes them, such as `{"mode": "max-autotune"}`.
 
     Raises:
-        ValueError: for an unknown mode or check, also in the environment.
+        ValueError: for an unknown mode, check or key, also in the environment.
 
     Example:
 
@@ -38,12 +44,12 @@ def enable(mode: str | None = None, check: str | None = None) -> None:
     >>> keras_turbo.is_enabled()
     True
     """
-    options = config.resolve(mode, check)
+    options = config.resolve(mode, check, compile)
     if options.mode == "off":
         disable()
         return
     if "keras" not in sys.modules:
-        import_hook.install(lambda: enable(options.mode, options.check))
+        import_hook.install(lambda: enable(options.mode, options.check, options.compile))
         return
     problem = obstacle()
     if problem is not None:

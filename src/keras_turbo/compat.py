@@ -47,6 +47,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "COMPILER_ERRORS",
     "DEFAULT_DEVICE",
     "GLOBAL_SEED_GENERATOR",
     "GLOBAL_STATE",
@@ -82,6 +83,7 @@ __all__ = [
     "global_hooks",
     "global_hooks_active",
     "has_hooks",
+    "inductor_compile",
     "is_float",
     "large_negative",
     "mask_warning",
@@ -281,6 +283,12 @@ def onednn_enabled() -> bool:
     return torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()
 
 
+COMPILER_ERRORS: tuple[type[Exception], ...] = (
+    torch._dynamo.exc.TorchDynamoException,
+    torch._inductor.exc.InductorError,
+)
+"""What `torch.compile` raises where it, and not the compiled code, fails."""
+
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 """How `torch.utils.checkpoint` leaves a recomputation that has made all it needs."""
 
@@ -300,6 +308,21 @@ def outside_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             torch.overrides._push_mode(mode)
+
+
+def inductor_compile(module: Any, examples: list[Any], how: dict[str, Any]) -> Any:
+    """A compiled function of a graph module, which Dynamo has no part in.
+
+    Args:
+        module: straight-line operations.
+        examples: its arguments.
+        how: `mode` and `options`, as `torch.compile` takes them.
+    """
+    from torch import _inductor
+
+    mode = how.get("mode")
+    chosen = _inductor.list_mode_options(mode) if mode else {}
+    return _inductor.compile(module, examples, {**chosen, **how.get("options", {})})
 
 
 def storage_is_shared(tensor: torch.Tensor) -> bool:

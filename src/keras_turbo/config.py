@@ -8,10 +8,13 @@ environment.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 MODES = ("on", "strict", "off")
 CHECKS = ("off", "first", "always")
+COMPILE_OPTIONS = ("mode", "options")
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,23 @@ class Options:
             raises `FallbackError` on a fallback, `"off"` changes nothing.
         check: when a program's outputs are compared with stock Keras: `"off"`,
             `"first"` (the first no-grad call) or `"always"`.
+        compile: `mode` and `options` for the compiler, for models with `jit_compile=True`.
     """
 
     mode: str = "on"
     check: str = "first"
+    compile: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def strict(self) -> bool:
         return self.mode == "strict"
 
 
-def resolve(mode: str | None = None, check: str | None = None) -> Options:
+def resolve(
+    mode: str | None = None,
+    check: str | None = None,
+    compile: Mapping[str, Any] | None = None,
+) -> Options:
     """Combine arguments and environment into `Options`.
 
     The environment supplies whatever is not given as an argument, so that `KERAS_TURBO=off`
@@ -43,6 +52,7 @@ def resolve(mode: str | None = None, check: str | None = None) -> Options:
         mode: one of `"on"`, `"strict"`, `"off"`; None for `KERAS_TURBO`, else `"on"`.
         check: one of `"off"`, `"first"`, `"always"`; None for `KERAS_TURBO_CHECK`, else
             `"first"`.
+        compile: what `enable` got.
 
     Raises:
         ValueError: for a value outside those lists, naming where it came from.
@@ -59,7 +69,11 @@ def resolve(mode: str | None = None, check: str | None = None) -> Options:
         _validate("mode", mode, MODES)
     if check is not None:
         _validate("check", check, CHECKS)
-    return Options(mode or env_mode or "on", check or env_check or "first")
+    unknown = set(compile or ()) - set(COMPILE_OPTIONS)
+    if unknown:
+        wanted = " and ".join(COMPILE_OPTIONS)
+        raise ValueError(f"keras_turbo: compile takes {wanted}; got {', '.join(sorted(unknown))}.")
+    return Options(mode or env_mode or "on", check or env_check or "first", dict(compile or {}))
 
 
 def _environment(name: str, allowed: tuple[str, ...]) -> str | None:

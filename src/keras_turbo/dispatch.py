@@ -276,7 +276,11 @@ def axes_to_guard(layer: Any, position: int, rank: int, dtype: torch.dtype) -> f
         axes.update(int(axis) % rank for axis in spec.axes or {} if -rank <= int(axis) < rank)
         if spec.shape is not None and len(spec.shape) == rank:
             axes.update(axis for axis, size in enumerate(spec.shape) if size is not None)
-    elif not specs and rank > 1 and dtype.is_floating_point and layer.weights:
+        if axes or position:
+            return frozenset(axes)
+    elif specs:
+        return frozenset()
+    if rank > 1 and dtype.is_floating_point and layer.weights:
         axes.add(rank - 1)
     return frozenset(axes)
 

@@ -71,13 +71,18 @@ def install(options: Options) -> None:
 
 
 def _install_training() -> None:
-    from keras_turbo.training import batches, loop, steps, update
+    from keras_turbo.training import batches, jit, loop, steps, update
 
     trainer, optimizer = compat.TorchTrainer, compat.BaseOptimizer
     steps.stock_train_step, steps.stock_test_step = trainer.train_step, trainer.test_step
     update.stock_apply = optimizer.apply
     _apply(trainer, "train_step", _wrapping(trainer.train_step, steps.train_step))
     _apply(trainer, "test_step", _wrapping(trainer.test_step, steps.test_step))
+    jit.stock_predict_step = trainer.predict_step
+    _apply(trainer, "predict_step", _wrapping(trainer.predict_step, jit.predict_step))
+    for mode in ("train", "test", "predict"):
+        stock = getattr(trainer, f"make_{mode}_function")
+        _apply(trainer, f"make_{mode}_function", _wrapping(stock, jit.making(stock, mode)))
     _apply(optimizer, "apply", _wrapping(optimizer.apply, update.apply))
     _apply(optimizer, "__setattr__", _preparing_setattr(optimizer.__setattr__))
     _apply(compat.Metric, "__setattr__", _watching_setattr(compat.Metric.__setattr__))

@@ -18,12 +18,13 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from keras_turbo import check, compat, emit, guard
+from keras_turbo import check, compat, dispatch, emit, guard
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.guard import MISS
 from keras_turbo.program import Program
 from keras_turbo.specs import CallKind, TensorKind, map_leaves
 from keras_turbo.training.below_autograd import simplify
+from keras_turbo.training.compiled import announced, compile_recorded, draws
 from keras_turbo.training.recording import record
 
 MAX_JOINTS = 4
@@ -33,11 +34,11 @@ RECORD_AFTER = 3
 
 
 class Joints:
-    """The joint programs of one model's training steps.
+    """The recorded steps of one model in one mode.
 
     Attributes:
         entries: guarded joint programs, each with whether the metrics run stock behind it.
-        counts: how often autograd ran a step of some program and sizes; -1 where it stays so.
+        counts: how often a step of some program and sizes has run; -1 where it stays so.
         declined: why it stays so.
     """
 
@@ -46,21 +47,33 @@ class Joints:
         self.counts: dict[Any, int] = {}
         self.declined: dict[Any, Decline] = {}
 
-    def seen(self, model: Any, program: Program, apart: bool, args: Any) -> None:
-        """Note that autograd ran a step, and make its joint program when it is time."""
+    def seen(
+        self,
+        model: Any,
+        program: Program,
+        args: Any,
+        kwargs: Any,
+        *,
+        training: bool,
+        apart: bool = False,
+    ) -> None:
+        """Note that a step ran, and make its joint program when it is time."""
+        compiled = bool(model.jit_compile)
         key = id(program), *(getattr(leaf, "shape", None) for leaf in _leaves(args))
         count = self.counts.get(key, 0)
         if count < 0 or (not count and len(self.counts) >= MAX_SIZES):
             return
         self.counts[key] = count + 1
-        if count < RECORD_AFTER or len(self.entries) >= MAX_JOINTS:
+        enough = 0 if compiled and not self.entries else RECORD_AFTER
+        if count < enough or len(self.entries) >= MAX_JOINTS:
             return
         self.counts[key] = -1
         # Metrics that run as written see whether the predictions have a gradient.
-        if apart or not scales_plainly(model.optimizer):
+        if training and (apart or not scales_plainly(model.optimizer)):
             return
         try:
-            entry = make(program, args, list(model.parameters()))
+            parameters = list(model.parameters()) if training else None
+            entry = make(program, args, kwargs, parameters, compiled and not self.entries)
         except Decline as problem:
             # A copy without the traceback, which would keep the batch alive.
             self.declined[key] = Decline(problem.reason, problem.detail)
@@ -94,6 +107,7 @@ class JointProgram:
         graph: fx.Graph,
         constants: dict[str, Any],
         watched: Sequence[torch.Tensor],
+        compiled: Callable[..., Any] | None = None,
     ) -> None:
         self.owner: weakref.ref[Any] = program.owner
         self.kind = kind
@@ -102,7 +116,7 @@ class JointProgram:
         self.final_training = program.final_training
         self.graph = graph
         self.code, inner = emit.without_gradients(graph, constants)
-        self.run = self.run_without_gradients = _with_checks(inner, watched)
+        self.run = self.run_without_gradients = _with_checks(compiled or inner, watched)
 
 
 def _with_checks(inner: Callable[..., Any], parameters: Sequence[torch.Tensor]) -> Any:
@@ -131,13 +145,21 @@ def _with_checks(inner: Callable[..., Any], parameters: Sequence[torch.Tensor]) 
     return run
 
 
-def make(program: Program, args: Any, parameters: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def make(
+    program: Program,
+    args: Any,
+    kwargs: Any,
+    parameters: Sequence[torch.Tensor] | None,
+    compiled: bool = False,
+) -> Callable[..., Any]:
     """The entry of a joint program for batches of the sizes of `args`.
 
     Args:
         program: the valid program of the step.
         args: the arguments of a step that it serves.
-        parameters: all parameters of the model.
+        kwargs: its keyword arguments.
+        parameters: all parameters of the model; None for a step without a backward pass.
+        compiled: whether Inductor compiles what was recorded.
 
     Raises:
         Decline: where the step cannot be recorded, or gives other numbers than autograd.
@@ -156,17 +178,31 @@ def make(program: Program, args: Any, parameters: Sequence[torch.Tensor]) -> Cal
                 state.copy_(value)
         numbers.restore()
 
-    watched = [p for p in parameters if p.requires_grad]
+    def differs(entry: Callable[..., Any], scale: float) -> str | None:
+        with compat.outside_modes(), torch.no_grad():
+            outputs, grads = entry(args, kwargs)
+        return check.difference(_results(outputs, grads, states), wanted, scale=scale)
+
+    watched = [p for p in parameters or () if p.requires_grad]
     try:
         graph, constants, expected = record(program, inputs, parameters)
-        wanted = _results(expected, [p.grad for p in parameters], states)
+        wanted = _results(expected, [p.grad for p in parameters or ()], states)
         restore()
+        recorded = fx.Graph()
+        recorded.output(recorded.graph_copy(graph, {}))
         simplify(graph, constants)
-        joint = JointProgram(program, kind, graph, constants, watched)
-        entry = guard.compile_entry(joint)
-        with compat.outside_modes(), torch.no_grad():
-            *outputs, grads = entry(args, {})
-        problem = check.difference(_results(outputs, grads, states), wanted)
+        entry = guard.compile_entry(JointProgram(program, kind, graph, constants, watched))
+        problem = differs(entry, 1.0)
+        restore()
+        faster = (
+            _compile(recorded, constants, inputs, program) if compiled and not problem else None
+        )
+        if faster is not None:
+            other = JointProgram(program, kind, graph, constants, watched, faster)
+            compiled_entry = guard.compile_entry(other)
+            # A compiler may contract and reorder; random numbers it draws as it likes.
+            problem = None if draws(recorded) else differs(compiled_entry, 100.0)
+            entry = compiled_entry
     except Decline:
         raise
     except Exception as error:
@@ -184,10 +220,30 @@ def make(program: Program, args: Any, parameters: Sequence[torch.Tensor]) -> Cal
     return entry
 
 
+def _compile(
+    graph: fx.Graph, constants: dict[str, Any], inputs: Sequence[torch.Tensor], program: Program
+) -> Callable[..., Any] | None:
+    """The recorded step compiled; None, with one warning, where the compiler fails."""
+    model = program.owner()
+    name = "a model" if model is None else f"model '{model.name}'"
+    try:
+        with announced(f"a step of {name}"):
+            return compile_recorded(graph, constants, inputs, dict(dispatch.options.compile))
+    except Exception as error:  # noqa: BLE001, training is never lost to the compiler
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"keras_turbo: a step of {name} could not be compiled "
+            f"({type(error).__name__}: {reason}). It runs eagerly.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
 def _results(outputs: Any, grads: Any, states: Sequence[torch.Tensor]) -> list[Any]:
     """Everything that a step gives, as it is now."""
     found: list[Any] = []
-    map_aggregate((tuple(outputs), tuple(grads), tuple(states)), found.append)
+    map_aggregate((outputs, tuple(grads), tuple(states)), found.append)
     return [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in found]
 
 

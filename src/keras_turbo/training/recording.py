@@ -102,14 +102,15 @@ class Recorder(TorchDispatchMode):
 
 
 def record(
-    program: Program, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+    program: Program, inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor] | None
 ) -> tuple[fx.Graph, dict[str, Any], Any]:
-    """Execute a training step, with its effects, and record it.
+    """Execute a step, with its effects, and record it.
 
     Args:
         program: the program of the step; its first output is the loss.
         inputs: the tensors that `program.run` takes.
-        parameters: all parameters of the model; their `.grad` is set as a backward pass sets it.
+        parameters: all parameters of the model; their `.grad` is set as a backward pass sets
+            it. None for a step without one.
 
     Returns:
         The graph, which returns the outputs and behind them one gradient or None per
@@ -125,15 +126,19 @@ def record(
         recorder.made(tensor, graph.placeholder(node.name))
     for name, tensor in program.constants.items():
         recorder.made(tensor, graph.create_node("get_attr", name))
-    for parameter in parameters:
-        parameter.grad = None
-    with compat.outside_modes(), torch.enable_grad():
+    grads: tuple[Any, ...] = ()
+    with compat.outside_modes(), torch.set_grad_enabled(parameters is not None):
         outputs = _Interpreter(program, recorder).run(*inputs)
-        with recorder:
-            outputs[0].backward()
+        if parameters is not None:
+            for parameter in parameters:
+                parameter.grad = None
+            with recorder:
+                outputs[0].backward()
+            grads = tuple(
+                p.grad if p.grad is None else recorder.node_of(p.grad) for p in parameters
+            )
     names = map_aggregate(outputs, recorder.node_of)
-    grads = tuple(None if p.grad is None else recorder.node_of(p.grad) for p in parameters)
-    graph.output((*names, grads))  # type: ignore[misc]
+    graph.output((names, grads))
     return graph, {**program.constants, **recorder.numbers}, outputs
 
 

@@ -43,7 +43,7 @@ class StepCache:
         declined: why a kind of step runs stock, and how often it has; by mode and kind,
             under None for all of them.
         parts: the compiled parts for which `declined` holds.
-        joints: the joint programs of training steps.
+        joints: per mode, the joint programs of its steps.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StepCache:
         self.states: list[torch.Tensor] | None = None
         self.metrics: list[list[Any]] = []
         self.metrics_count = 0
-        self.joints = Joints()
+        self.joints = {True: Joints(), False: Joints()}
 
     def discard(self, _: Program) -> None:
         """Forget everything: what one step assumed, the others assumed too."""
@@ -97,8 +97,8 @@ def test_step(self: Any, data: Any) -> Any:
     found = _outputs(self, data, False)
     if found is MISS or type(found) is Decline:
         return _stock(self, data, False, found)
-    (_, result), apart = found
-    return _metrics(self, data, result) if apart else result
+    outputs, apart = found
+    return _metrics(self, data, outputs[1]) if apart else outputs[1]
 
 
 def _metrics(model: Any, data: Any, y_pred: Any) -> Any:
@@ -147,12 +147,13 @@ def _outputs(model: Any, data: Any, training: bool) -> Any:
 
 def _lookup(model: Any, cache: StepCache, args: Any, training: bool) -> Any:
     try:
-        if training and cache.joints.entries and model.optimizer.loss_scale_factor is None:
+        joints = cache.joints[training].entries
+        if joints and (not training or model.optimizer.loss_scale_factor is None):
             with torch.no_grad():
-                for entry, apart in cache.joints.entries:
+                for entry, apart in joints:
                     outputs = entry(args, {})
                     if outputs is not MISS:
-                        return outputs, apart
+                        return (*outputs[0], outputs[1]), apart
         for row in cache.entries[training]:
             outputs = row[0](args, {})
             if outputs is not MISS:
@@ -166,15 +167,18 @@ def _lookup(model: Any, cache: StepCache, args: Any, training: bool) -> Any:
             barrier.deopt(program)
         return fallback.bug(error, dispatch.options.strict)
     _, apart, program = row
-    if training:
-        _seen(model, cache, program, apart, args)
+    if training or model.jit_compile:
+        _seen(model, cache, program, apart, args, training)
     return outputs, apart
 
 
-def _seen(model: Any, cache: StepCache, program: Program, apart: bool, args: Any) -> None:
+def _seen(
+    model: Any, cache: StepCache, program: Program, apart: bool, args: Any, training: bool
+) -> None:
     """Note that autograd ran a step, whose effects are committed: nothing may fail any more."""
     try:
-        cache.joints.seen(model, program, apart, args)
+        joints = cache.joints[training]
+        joints.seen(model, program, args, {}, training=training, apart=apart)
     except Exception as error:
         if dispatch.options.strict:
             raise

@@ -1,0 +1,179 @@
+"""Compiled steps: the recorded graph of a training step, handed to Inductor as it is.
+
+A recorded step is one straight line of torch operations over tensors: nothing is left for
+Dynamo to trace, so there is no graph break and no recompilation. Parameters and states
+become inputs, which the compiled code reads and writes in place. What draws from a Keras
+seed runs before the compiled code, as written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from keras_turbo import compat
+from keras_turbo.program import attach_mask
+from keras_turbo.training.reductions import quotient
+
+PATIENCE = 3.0
+"""After how many seconds of compiling the user is told, in seconds."""
+
+
+def compile_recorded(
+    graph: fx.Graph,
+    constants: dict[str, Any],
+    inputs: Sequence[torch.Tensor],
+    how: dict[str, Any],
+) -> Callable[..., Any]:
+    """Compile a recorded step.
+
+    Args:
+        graph: a graph made by `record`, before any pass.
+        constants: the tensors that its `get_attr` nodes refer to, by name.
+        inputs: a batch of the sizes that it was recorded with.
+        how: the compiler's `mode` and `options`.
+
+    Returns:
+        A function of a batch that returns what the graph returns.
+
+    Raises:
+        Exception: whatever the compiler raises.
+    """
+    before, after = fx.Graph(), fx.Graph()
+    handed = _split(graph, before, after)
+    drawn = fx.GraphModule(dict(constants), before) if handed else None
+    names = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
+    tensors = [constants[name].detach() for name in names]
+    flat: list[Any] = []
+    (output,) = (node for node in after.nodes if node.op == "output")
+    template = map_aggregate(output.args[0], lambda item: _place(item, flat))
+    output.args = (tuple(flat),)
+
+    def extra(batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(drawn(*batch)) if drawn is not None else []
+
+    module = fx.GraphModule({}, after)
+    with compat.outside_modes(), torch.no_grad():
+        examples = [*inputs, *tensors, *extra(inputs)]
+        compiled = compat.inductor_compile(module, examples, how)
+
+    def run(*batch: torch.Tensor) -> Any:
+        results = compiled(*batch, *tensors, *extra(batch))
+        return map_aggregate(template, lambda i: results[i.index] if type(i) is _Place else i)
+
+    return run
+
+
+class _Place:
+    """Where in the flat results a value of the outputs is."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _place(item: Any, flat: list[Any]) -> Any:
+    if not isinstance(item, fx.Node):
+        return item
+    flat.append(item)
+    return _Place(len(flat) - 1)
+
+
+def _split(graph: fx.Graph, before: fx.Graph, after: fx.Graph) -> list[fx.Node]:
+    """Copy a graph in two: what runs as written, and what is compiled.
+
+    Returns:
+        The nodes of `graph` whose results `before` hands to `after`.
+    """
+    early: dict[fx.Node, fx.Node] = {}
+    late: dict[fx.Node, fx.Node] = {}
+    handed: list[fx.Node] = []
+    nodes = list(graph.nodes)
+    for node in nodes:
+        if node.op == "placeholder":
+            early[node] = before.placeholder(node.name)
+            late[node] = after.placeholder(node.name)
+    for node in nodes:
+        if node.op == "get_attr":
+            early[node] = before.create_node("get_attr", str(node.target))
+            late[node] = after.placeholder(str(node.target))
+    draws = [n for n in nodes if n.op == "call_function" and _runs_as_written(n)]
+    for draw in draws:
+        for source in _ancestors(draw):
+            if source not in early:
+                early[source] = before.node_copy(source, lambda n: early[n])
+        early[draw] = before.node_copy(draw, lambda n: early[n])
+        late[draw] = after.placeholder(draw.name)
+        handed.append(draw)
+    before.output(tuple(early[draw] for draw in handed))
+    for node in nodes:
+        if node in late or node.target is attach_mask:
+            continue
+        if node.target is quotient:
+            late[node] = _quotient(after, *(late[arg] for arg in node.args))  # type: ignore[index]
+        else:
+            late[node] = after.node_copy(node, lambda n: late[n])
+    return handed
+
+
+def _runs_as_written(node: fx.Node) -> bool:
+    target: Any = node.target
+    return getattr(target, "one_node", False) and target is not quotient
+
+
+def _ancestors(node: fx.Node) -> list[fx.Node]:
+    """What a node is computed from, in order, without inputs and parameters."""
+    found: dict[fx.Node, None] = {}
+
+    def visit(item: fx.Node) -> None:
+        for source in item.all_input_nodes:
+            if source not in found and source.op not in ("placeholder", "get_attr"):
+                visit(source)
+                found[source] = None
+
+    visit(node)
+    return list(found)
+
+
+def _quotient(graph: fx.Graph, total: fx.Node, count: fx.Node) -> fx.Node:
+    """`quotient` without a branch, which would end the graph."""
+    aten = torch.ops.aten
+    zero = graph.call_function(aten.eq.Scalar, (count, 0))
+    ratio = graph.call_function(aten.div.Tensor, (total, count))
+    nothing = graph.call_function(aten.zeros_like.default, (total,))
+    return graph.call_function(aten.where.self, (zero, nothing, ratio))
+
+
+def draws(graph: fx.Graph) -> bool:
+    """Whether a recorded step draws from torch's own random numbers."""
+    tag = torch.Tag.nondeterministic_seeded
+    return any(tag in getattr(node.target, "tags", ()) for node in graph.nodes)
+
+
+@contextlib.contextmanager
+def announced(what: str) -> Iterator[None]:
+    """Say on stderr that something is being compiled, once it takes long."""
+    started = time.perf_counter()
+    told = threading.Event()
+
+    def tell() -> None:
+        told.set()
+        print(f"keras_turbo: compiling {what} ...", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(PATIENCE, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if told.is_set():
+            seconds = time.perf_counter() - started
+            print(f"keras_turbo: compiled in {seconds:.0f} s", file=sys.stderr, flush=True)
