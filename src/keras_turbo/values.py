@@ -23,7 +23,39 @@ if TYPE_CHECKING:
 _TENSOR_ATTRIBUTES = frozenset(dir(torch.Tensor))
 
 
-class Dim(fx.Proxy):
+class Traced(fx.Proxy):
+    """What stands for something that torch's functions take."""
+
+    @classmethod
+    def __torch_function__(
+        cls, orig_method: Any, types: Any, args: Any = None, kwargs: Any = None
+    ) -> Any:
+        """Append a call, as `fx.Proxy` does, which changes Python's warning filters for it.
+
+        Warnings that the user should see once would then come again and again.
+        """
+        args, kwargs = args or (), kwargs or {}
+        if isinstance(orig_method, (torch._C.ScriptMethod, torch._ops.HigherOrderOperator)):
+            return super().__torch_function__(orig_method, types, args, kwargs)
+        tracer = _first_proxy((args, kwargs)).tracer
+        name = getattr(orig_method, "__name__", "")
+        if name == "__get__" or getattr(torch.Tensor, name, None) is orig_method:
+            return tracer.create_proxy("call_method", name, args, kwargs)
+        return tracer.create_proxy("call_function", orig_method, args, kwargs)
+
+
+def _first_proxy(item: Any) -> Any:
+    if isinstance(item, fx.Proxy):
+        return item
+    if isinstance(item, dict):
+        item = item.values()
+    elif not isinstance(item, (tuple, list)):
+        return None
+    found = (_first_proxy(entry) for entry in item)
+    return next((proxy for proxy in found if proxy is not None), None)
+
+
+class Dim(Traced):
     """A number that is known only at run time, such as a batch size."""
 
     def __init__(self, node: fx.Node, tracer: Tracer, metas: tuple[Any, Any]) -> None:
@@ -80,7 +112,7 @@ class Dim(fx.Proxy):
         return id(self)
 
 
-class Value(fx.Proxy):
+class Value(Traced):
     """A tensor inside a program that is being lowered.
 
     It passes `isinstance(value, torch.Tensor)`, so that Keras's own backend functions can
@@ -184,7 +216,13 @@ def _augmented(name: str) -> Any:
 
     def augment(self: Any, other: Any) -> Any:
         self.tracer.refuse_foreign(self)
-        return operation(self, other)
+        result = operation(self, other)
+        if result.dtype == self.dtype:
+            return result
+        # In place: the result has to fit into what is there.
+        if not torch.can_cast(result.dtype, self.dtype):
+            raise Decline(Reason.UNSUPPORTED, f"{result.dtype} in place of {self.dtype}")
+        return result.to(self.dtype)
 
     return augment
 

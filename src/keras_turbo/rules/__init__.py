@@ -20,6 +20,7 @@ FAMILIES = (
     "preprocessing",
     "regularization",
     "reshaping",
+    "rnn",
 )
 
 

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 _FAMILIES = {
     "abstract: it has no computation of its own": "Layer Wrapper InputSpec Pipeline",
-    "no rule yet: recurrent layers loop over time steps": (
-        "RNN SimpleRNN SimpleRNNCell LSTM LSTMCell GRU GRUCell StackedRNNCells Bidirectional "
-        "TimeDistributed ConvLSTM1D ConvLSTM2D ConvLSTM3D"
-    ),
     "no rule yet: attention beside MultiHeadAttention": (
         "Attention AdditiveAttention GroupQueryAttention"
     ),

@@ -14,65 +14,11 @@ from typing import Any
 
 import torch
 
-from keras_turbo import compat
 from keras_turbo.rules import rnn_kernels as kernels
-from keras_turbo.rules.rnn_kernels import Maybe, Tensor, order_of, step_mask, time_major
+from keras_turbo.rules.rnn_kernels import Maybe, Tensor, order_of, step_mask
 
 
-def lstm(
-    x: Tensor,
-    kernel: Tensor,
-    recurrent: Tensor,
-    bias: Maybe,
-    h: Maybe,
-    c: Maybe,
-    mask: Maybe,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All outputs, the last state and the last memory; states of None are zeros."""
-    args = time_major(x), kernel, recurrent, bias, h, c, mask, backwards
-    outputs, h, c = _choose(kernels.plain_lstm, _Lstm.apply)(*args)
-    return outputs.transpose(0, 1), h, c
-
-
-def gru(
-    x: Tensor,
-    kernel: Tensor,
-    recurrent: Tensor,
-    bias: Maybe,
-    recurrent_bias: Maybe,
-    h: Maybe,
-    mask: Maybe,
-    backwards: bool,
-) -> tuple[Tensor, Tensor]:
-    """All outputs and the last state of a gated recurrence that resets after its product."""
-    args = time_major(x), kernel, recurrent, bias, recurrent_bias, h, mask, backwards
-    outputs, h = _choose(kernels.plain_gru, _Gru.apply)(*args)
-    return outputs.transpose(0, 1), h
-
-
-def simple(
-    x: Tensor,
-    kernel: Tensor,
-    recurrent: Tensor,
-    bias: Maybe,
-    h: Maybe,
-    mask: Maybe,
-    backwards: bool,
-) -> tuple[Tensor, Tensor]:
-    """All outputs and the last state of a recurrence with nothing but a tanh."""
-    args = time_major(x), kernel, recurrent, bias, h, mask, backwards
-    outputs, h = _choose(kernels.plain_simple, _Simple.apply)(*args)
-    return outputs.transpose(0, 1), h
-
-
-def _choose(plain: Callable[..., Any], fast: Callable[..., Any]) -> Callable[..., Any]:
-    if torch.compiler.is_compiling() or compat.forward_mode_active():
-        return plain
-    return fast
-
-
-class _Recurrence(torch.autograd.Function):
+class Recurrence(torch.autograd.Function):
     """What the recurrences have in common: tensors and a direction in, several tensors out."""
 
     run: Callable[..., Any]
@@ -95,7 +41,7 @@ class _Recurrence(torch.autograd.Function):
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return (*cls._differentiable(tensors, needs, grads, ctx.backwards), None)
-        found = cls.gradients(*tensors, ctx.backwards, outputs, grads)
+        found = cls.gradients(tensors, ctx.backwards, outputs, grads)
         return (*(g if need else None for g, need in zip(found, needs, strict=False)), None)
 
     @classmethod
@@ -110,32 +56,24 @@ class _Recurrence(torch.autograd.Function):
         return [next(found) if need else None for need in needs[: len(inputs)]]
 
 
-class _Lstm(_Recurrence):
+class Lstm(Recurrence):
+    """A long short-term memory."""
+
     run = staticmethod(kernels.run_lstm)
     plain = staticmethod(kernels.plain_lstm)
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        return _Lstm.start(ctx, *args)
+        return Lstm.start(ctx, *args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Lstm.finish(ctx, *grads)
+        return Lstm.finish(ctx, *grads)
 
     @staticmethod
-    def gradients(
-        x: Tensor,
-        kernel: Tensor,
-        recurrent: Tensor,
-        bias: Maybe,
-        h: Maybe,
-        c: Maybe,
-        mask: Maybe,
-        backwards: bool,
-        outputs: Tensor,
-        grads: Any,
-    ) -> tuple[Any, ...]:
+    def gradients(tensors: Any, backwards: bool, outputs: Tensor, grads: Any) -> tuple[Any, ...]:
         """The gradients of all tensor arguments."""
+        x, kernel, recurrent, bias, h, c, mask = tensors
         d_outputs, d_h, d_c = grads
         units = recurrent.shape[0]
         masks = None if mask is None else step_mask(mask)
@@ -173,36 +111,27 @@ class _Lstm(_Recurrence):
             of_output[t].mul_(dh)
             dc.mul_(fs[t])
             dh = above.next(following, dh, None if skips is None else skips[t], flat[t], back)
-        needed = *_of_weights(x, kernel, before, deltas, bias), dh, dc, None
-        return needed
+        return *_of_weights(x, kernel, before, deltas, bias), dh, dc, None
 
 
-class _Gru(_Recurrence):
+class Gru(Recurrence):
+    """A gated recurrence that resets after its product."""
+
     run = staticmethod(kernels.run_gru)
     plain = staticmethod(kernels.plain_gru)
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        return _Gru.start(ctx, *args)
+        return Gru.start(ctx, *args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Gru.finish(ctx, *grads)
+        return Gru.finish(ctx, *grads)
 
     @staticmethod
-    def gradients(
-        x: Tensor,
-        kernel: Tensor,
-        recurrent: Tensor,
-        bias: Maybe,
-        recurrent_bias: Maybe,
-        h: Maybe,
-        mask: Maybe,
-        backwards: bool,
-        outputs: Tensor,
-        grads: Any,
-    ) -> tuple[Any, ...]:
+    def gradients(tensors: Any, backwards: bool, outputs: Tensor, grads: Any) -> tuple[Any, ...]:
         """The gradients of all tensor arguments."""
+        x, kernel, recurrent, bias, recurrent_bias, h, mask = tensors
         d_outputs, d_h = grads
         units = recurrent.shape[0]
         before = _before(outputs, h, backwards)
@@ -236,31 +165,24 @@ class _Gru(_Recurrence):
         return dx, d_kernel, of_recurrent, d_bias, d_recurrent_bias, dh, None
 
 
-class _Simple(_Recurrence):
+class Simple(Recurrence):
+    """A recurrence with nothing but a tanh."""
+
     run = staticmethod(kernels.run_simple)
     plain = staticmethod(kernels.plain_simple)
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        return _Simple.start(ctx, *args)
+        return Simple.start(ctx, *args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Simple.finish(ctx, *grads)
+        return Simple.finish(ctx, *grads)
 
     @staticmethod
-    def gradients(
-        x: Tensor,
-        kernel: Tensor,
-        recurrent: Tensor,
-        bias: Maybe,
-        h: Maybe,
-        mask: Maybe,
-        backwards: bool,
-        outputs: Tensor,
-        grads: Any,
-    ) -> tuple[Any, ...]:
+    def gradients(tensors: Any, backwards: bool, outputs: Tensor, grads: Any) -> tuple[Any, ...]:
         """The gradients of all tensor arguments."""
+        x, kernel, recurrent, bias, h, mask = tensors
         d_outputs, d_h = grads
         before = _before(outputs, h, backwards)
         deltas, skips = 1 - outputs * outputs, None

@@ -74,8 +74,18 @@ def _zeros(x: Tensor, units: int) -> Tensor:
     return x.new_zeros((x.shape[1], units))
 
 
-def _one_kernel(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and compat.onednn_enabled()
+def _one_kernel(x: Tensor, kernel: Tensor, h: Tensor, c: Tensor) -> bool:
+    """Whether oneDNN can do it, which looks at no size itself."""
+    sizes = x.shape[1], kernel.shape[1] // 4
+    return (
+        x.dtype == torch.float32
+        and x.is_cpu
+        and x.numel() > 0
+        and compat.onednn_enabled()
+        and x.shape[2] == kernel.shape[0]
+        and h.shape == sizes
+        and c.shape == sizes
+    )
 
 
 def run_lstm(
@@ -92,7 +102,7 @@ def run_lstm(
     units = recurrent.shape[0]
     h = _zeros(x, units) if h is None else h
     c = _zeros(x, units) if c is None else c
-    if mask is None and _one_kernel(x):
+    if mask is None and _one_kernel(x, kernel, h, c):
         zeros = kernel.new_zeros(4 * units)
         outputs, last, memory, _ = torch.mkldnn_rnn_layer(  # type: ignore[attr-defined]
             *(x, kernel.t(), recurrent.t(), zeros if bias is None else bias, zeros),
