@@ -47,7 +47,6 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "COMPILER_ERRORS",
     "DEFAULT_DEVICE",
     "GLOBAL_SEED_GENERATOR",
     "GLOBAL_STATE",
@@ -77,6 +76,7 @@ __all__ = [
     "ambient",
     "backend",
     "call_on_meta",
+    "compiler_errors",
     "default_device",
     "forward_mode_active",
     "function_transform_active",
@@ -283,11 +283,13 @@ def onednn_enabled() -> bool:
     return torch._C._has_mkldnn and torch._C._get_mkldnn_enabled()
 
 
-COMPILER_ERRORS: tuple[type[Exception], ...] = (
-    torch._dynamo.exc.TorchDynamoException,
-    torch._inductor.exc.InductorError,
-)
-"""What `torch.compile` raises where it, and not the compiled code, fails."""
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What `torch.compile` raises where it, and not the compiled code, fails."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    return TorchDynamoException, InductorError
+
 
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 """How `torch.utils.checkpoint` leaves a recomputation that has made all it needs."""

@@ -12,6 +12,7 @@ import contextlib
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -61,7 +62,9 @@ def compile_recorded(
         return list(drawn(*batch)) if drawn is not None else []
 
     module = fx.GraphModule({}, after)
-    with compat.outside_modes(), torch.no_grad():
+    with warnings.catch_warnings(), compat.outside_modes(), torch.no_grad():
+        # The compiler warns about its own use of deprecated functions.
+        warnings.simplefilter("ignore", DeprecationWarning)
         examples = [*inputs, *tensors, *extra(inputs)]
         compiled = compat.inductor_compile(module, examples, how)
 
@@ -117,7 +120,8 @@ def _split(graph: fx.Graph, before: fx.Graph, after: fx.Graph) -> list[fx.Node]:
         if node in late or node.target is attach_mask:
             continue
         if node.target is quotient:
-            late[node] = _quotient(after, *(late[arg] for arg in node.args))  # type: ignore[index]
+            total, count = fx.map_arg(node.args, lambda n: late[n])  # type: ignore[misc]
+            late[node] = _quotient(after, total, count)
         else:
             late[node] = after.node_copy(node, lambda n: late[n])
     return handed
@@ -142,9 +146,12 @@ def _ancestors(node: fx.Node) -> list[fx.Node]:
     return list(found)
 
 
-def _quotient(graph: fx.Graph, total: fx.Node, count: fx.Node) -> fx.Node:
-    """`quotient` without a branch, which would end the graph."""
+def _quotient(graph: fx.Graph, total: Any, count: Any) -> fx.Node:
+    """`quotient` without a branch on a tensor, which cannot be compiled."""
     aten = torch.ops.aten
+    if not isinstance(count, fx.Node):
+        target = aten.div.Scalar if count else aten.mul.Scalar
+        return graph.call_function(target, (total, count))
     zero = graph.call_function(aten.eq.Scalar, (count, 0))
     ratio = graph.call_function(aten.div.Tensor, (total, count))
     nothing = graph.call_function(aten.zeros_like.default, (total,))

@@ -27,17 +27,26 @@ def making(stock: Callable[..., Any], mode: str) -> Callable[..., Any]:
     function_name, step_name = f"{mode}_function", f"{mode}_step"
 
     def make_function(self: Any, force: bool = False) -> Any:
+        own = getattr(type(self), step_name) is getattr(compat.TorchTrainer, step_name)
+        if own and step_name not in vars(self):
+            # Not even asking for `torch.compile` saves loading it, which takes seconds.
+            self.__dict__["_should_torch_compile"] = _never
+            try:
+                return stock(self, force=force)
+            finally:
+                del self.__dict__["_should_torch_compile"]
         result = stock(self, force=force)
         function = getattr(self, function_name)
         plain = getattr(function, "_torchdynamo_orig_callable", None)
-        if plain is None or isinstance(function, OrEagerly):
-            return result
-        own = getattr(type(self), step_name) is getattr(compat.TorchTrainer, step_name)
-        lowered = own and step_name not in vars(self)
-        setattr(self, function_name, plain if lowered else OrEagerly(function, plain))
+        if plain is not None and not isinstance(function, OrEagerly):
+            setattr(self, function_name, OrEagerly(function, plain))
         return result
 
     return make_function
+
+
+def _never() -> bool:
+    return False
 
 
 class OrEagerly:
@@ -55,7 +64,7 @@ class OrEagerly:
     def __call__(self, data: Any) -> Any:
         try:
             return self.function(data)
-        except compat.COMPILER_ERRORS as error:
+        except compat.compiler_errors() as error:
             if self.function is self._torchdynamo_orig_callable:
                 raise
             problem = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
