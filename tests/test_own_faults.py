@@ -267,3 +267,46 @@ def test_errors_around_a_step_leave_training_as_it_is(owner, name, said, monkeyp
     with pytest.warns(RuntimeWarning, match=said):
         _, got = fitted()
     assert_equal_training(got, want)
+
+
+def test_an_error_of_stock_keras_has_no_context_of_ours(stock):
+    layer, other = dense(), dense()
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(layer.trainable_variables)
+    grads = [torch.ones(v.shape) for v in other.trainable_variables]
+    model, _ = fitted()
+    for function, args in (
+        (optimizer.apply, (grads, other.trainable_variables)),
+        (layer, (torch.randn(2, 5),)),
+        (model.train_on_batch, (np.ones((2, 5)), np.ones((2, 3)))),
+    ):
+        with pytest.raises(Exception) as want:  # noqa: PT011
+            stock(function, *args)
+        with pytest.raises(want.type) as got:
+            function(*args)
+        assert type(got.value.__context__) is type(want.value.__context__)
+
+
+def test_lowering_leaves_the_warning_filters_alone(monkeypatch):
+    changed = []
+    monkeypatch.setattr(warnings, "_filters_mutated", lambda: changed.append(1), raising=False)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, activation="gelu"),
+            layers.BatchNormalization(),
+            layers.Reshape((36, 4)),
+            layers.LayerNormalization(),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+    x, y = np.random.normal(size=(6, 8, 8, 3)), np.eye(3)[[0, 1, 2] * 2]
+    changed.clear()
+    with torch.no_grad():
+        model(torch.randn(2, 8, 8, 3))
+    assert programs(model) and not changed
+    model.train_on_batch(x, y)
+    model.train_on_batch(x, y)
+    assert model._keras_turbo_steps.programs and not changed

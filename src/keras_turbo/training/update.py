@@ -142,29 +142,42 @@ def _miss(optimizer: Any, grads: Any, variables: Any) -> Any:
     if variables is None or declined or not optimizer.built or not _plain():
         return stock_apply(optimizer, grads, variables)
     variables = list(variables)
-    try:
-        update = Update(optimizer, variables)
-    except Decline as problem:
-        if problem.reason is not Reason.INPUT:
-            _keep(optimizer, None)
-        return stock_apply(optimizer, grads, variables)
-    except Exception as error:
-        stock_apply(optimizer, grads, variables)
-        _keep(optimizer, None)
-        detail = f"{type(error).__name__}: {error}"
-        fallback.record(optimizer, Reason.ERROR, detail)
-        if dispatch.options.strict:
-            raise fallback.strict_error(optimizer, Reason.ERROR, detail) from error
-        fallback.warn(
-            f"keras_turbo: preparing the updates of optimizer '{optimizer.name}' failed "
-            f"({detail}). It runs stock Keras from now on; please report this."
-        )
+    update = _prepared(optimizer, variables)
+    # Outside any handler, so that an error of stock Keras does not name ours as its context.
+    if isinstance(update, Update) and update.serves(grads, variables):
+        _keep(optimizer, update)
+        update.run(grads)
         return None
-    if not update.serves(grads, variables):
-        return stock_apply(optimizer, grads, variables)
-    _keep(optimizer, update)
-    update.run(grads)
-    return None
+    result = stock_apply(optimizer, grads, variables)
+    if isinstance(update, Decline):
+        _give_up(optimizer, update)
+    return result
+
+
+def _prepared(optimizer: Any, variables: list[Any]) -> Update | Decline:
+    """The update of an optimizer's variables, or why there is none."""
+    try:
+        return Update(optimizer, variables)
+    except Decline as problem:
+        return Decline(problem.reason, problem.detail)
+    except Exception as error:  # noqa: BLE001, whatever it is, stock Keras can run
+        return fallback.bug(error, dispatch.options.strict)
+
+
+def _give_up(optimizer: Any, problem: Decline) -> None:
+    """Keep an optimizer on stock Keras, and say so where that is a bug of ours."""
+    if problem.reason is not Reason.INPUT:
+        _keep(optimizer, None)
+    if problem.reason is not Reason.ERROR:
+        return
+    fallback.record(optimizer, Reason.ERROR, problem.detail)
+    if dispatch.options.strict:
+        error = fallback.strict_error(optimizer, Reason.ERROR, problem.detail)
+        raise error from problem.__cause__
+    fallback.warn(
+        f"keras_turbo: preparing the updates of optimizer '{optimizer.name}' failed "
+        f"({problem.detail}). It runs stock Keras from now on; please report this."
+    )
 
 
 def _keep(optimizer: Any, update: Update | None) -> None:
