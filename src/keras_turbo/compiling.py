@@ -14,6 +14,7 @@ import torch
 
 from keras_turbo import barrier, compat, dispatch
 from keras_turbo.fallback import Decline
+from keras_turbo.rules import draws
 from keras_turbo.specs import CallKind, TensorKind
 
 
@@ -67,6 +68,7 @@ def _key(layer: Any, described: Any, context_training: Any) -> str | None:
     if getattr(layer, "_lock", True) or not layer.built:
         return None
     try:
+        draws.register()
         kind = _kind(layer, described, context_training)
         with barrier.lowering():
             program = dispatch.program_of_kind(layer, kind)

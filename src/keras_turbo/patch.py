@@ -155,10 +155,12 @@ def _stored(owner: Any, name: str) -> Any:
 
 def _watching_setattr(original: Callable[..., None]) -> Callable[..., None]:
     watched, changed, same = barrier.watched, barrier.changed, barrier.same
+    # Dynamo cannot follow the barrier's tables.
+    is_compiling = dispatch.is_compiling
 
     @functools.wraps(original)
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        if not watched(self, name):
+        if is_compiling() or not watched(self, name):
             original(self, name, value)
             return
         before = _stored(self, name)

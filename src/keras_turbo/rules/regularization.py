@@ -14,48 +14,9 @@ import torch
 from keras import layers
 
 from keras_turbo.registry import rule, trace_call
+from keras_turbo.rules.draws import bernoulli, normal
 
 trace_call(layers.ActivityRegularization)
-
-
-def generator(state: torch.Tensor, draw: int) -> torch.Generator:
-    """A generator seeded by a Keras seed state, `draw` draws ahead."""
-    first, second = state.tolist()
-    return torch.Generator(device=state.device).manual_seed((first + second + draw) & 0xFFFFFFFF)
-
-
-def bernoulli(probabilities: torch.Tensor, state: torch.Tensor, draw: int) -> torch.Tensor:
-    """Ones with the given probabilities, drawn from a Keras seed state."""
-    return torch.bernoulli(probabilities, generator=generator(state, draw))
-
-
-bernoulli.one_node = True  # type: ignore[attr-defined]
-bernoulli.meta = lambda p, state, draw: torch.empty_like(p)  # type: ignore[attr-defined]
-
-
-def normal(
-    like: torch.Tensor,
-    mean: float,
-    stddev: float,
-    dtype: torch.dtype,
-    state: torch.Tensor,
-    draw: int,
-) -> torch.Tensor:
-    """Normal numbers of a tensor's shape, drawn from a Keras seed state."""
-    return torch.normal(
-        mean,
-        stddev,
-        size=like.shape,
-        generator=generator(state, draw),
-        dtype=dtype,
-        device=like.device,
-    )
-
-
-normal.one_node = True  # type: ignore[attr-defined]
-normal.meta = (  # type: ignore[attr-defined]
-    lambda like, mean, stddev, dtype, state, draw: torch.empty_like(like, dtype=dtype)
-)
 
 
 def dropout(ctx: Any, x: Any, rate: float, noise_shape: Any, seed_generator: Any) -> Any:
