@@ -96,6 +96,7 @@ __all__ = [
     "to_torch_dtype",
     "tree",
     "unsupported",
+    "warn_of_array",
 ]
 
 
@@ -212,6 +213,17 @@ def mask_warning(name: str, kind: str) -> str:
     wanted = [c for c in code.co_consts if isinstance(c, str) and "mask attached to it" in c]
     ending = wanted[0] if wanted else ") has no masking support: the mask of its input ends here."
     return f"Layer '{name}' (of type {kind}{ending}"
+
+
+def warn_of_array(model: Any, inputs: Any) -> None:
+    """A Functional model's own warning for an array where it declares a list of one input.
+
+    A tensor in that place is put into a list without a word.
+    """
+    declared = getattr(model, "_inputs_struct", None)
+    warn = getattr(model, "_maybe_warn_inputs_struct_mismatch", None)
+    if warn is not None and isinstance(declared, list) and len(declared) == 1:
+        warn(inputs)
 
 
 large_negative = torch_nn._get_large_negative

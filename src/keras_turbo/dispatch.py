@@ -150,6 +150,7 @@ def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
         for entry in cache.entries:
             outputs = _run(layer, cache, entry, converted, given)
             if outputs is not MISS:
+                _warn_of_array(layer, args, kwargs)
                 return outputs
     known = cache.entries
     with barrier.lowering(wait=False) as mine:
@@ -173,7 +174,15 @@ def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
     outputs = _run(layer, cache, entry, converted or given, given)
     if outputs is MISS:
         return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
+    if converted is not None and cache.programs:
+        _warn_of_array(layer, args, kwargs)
     return outputs
+
+
+def _warn_of_array(layer: Any, args: Any, kwargs: Any) -> None:
+    inputs = args[0] if args else kwargs.get("inputs")
+    if type(inputs) is np.ndarray:
+        compat.warn_of_array(layer, inputs)
 
 
 def _run(
