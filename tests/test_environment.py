@@ -134,3 +134,36 @@ def test_another_backend_gets_one_line_and_stock_keras(backend, tmp_path):
     assert done.stdout == "True False\n(1, 2)\n", done.stderr
     said = [line for line in done.stderr.splitlines() if "keras_turbo" in line]
     assert said == [f"keras_turbo: not active: the Keras backend is '{backend}', not 'torch'."]
+
+
+ERRORS = """
+    import sys
+    import keras, numpy as np
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="head")])
+    model.compile("sgd", "mse")
+    x, y = np.ones((6, 4)), np.ones((6, 3))
+    model.fit(x, y, verbose=0)
+    def loss(y_true, y_pred):
+        raise ZeroDivisionError("in a loss")
+    kind = sys.argv[1]
+    if kind == "fit":
+        model.fit(x[:, :3], y, verbose=0)
+    elif kind == "targets":
+        model.fit(x, {"a": y, "b": y}, verbose=0)
+    elif kind == "predict":
+        model.predict(x[:, :2], verbose=0)
+    elif kind == "batch":
+        model.train_on_batch(x, y[:, :2])
+    else:
+        model.compile("sgd", loss)
+        model.fit(x, y, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fit", "targets", "predict", "batch", "loss"])
+def test_errors_of_training_look_as_with_stock_keras(kind, tmp_path):
+    write(tmp_path, {"script.py": ERRORS})
+    plain = python("script.py", kind, home=tmp_path, KERAS_BACKEND="torch")
+    turbo = python(*TURBO, "script.py", kind, home=tmp_path, KERAS_BACKEND="torch")
+    assert plain.returncode == turbo.returncode == 1
+    assert turbo.stderr == plain.stderr

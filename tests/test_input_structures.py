@@ -56,3 +56,28 @@ def test_an_input_in_some_structure(declared, given, array, stock):
     assert said == wanted
     for a, b in zip(got, want, strict=True):
         assert torch.allclose(a, b, atol=1e-6) if isinstance(b, torch.Tensor) else a == b
+
+
+def test_a_mask_that_ends_is_warned_of_in_the_same_words_and_place(stock):
+    keras_turbo.enable("strict")
+    model = keras.Sequential(
+        [
+            keras.layers.Embedding(5, 4, mask_zero=True),
+            keras.layers.Conv1D(2, 2),
+            keras.layers.Flatten(),
+        ]
+    )
+    x = torch.tensor([[1, 2, 0], [3, 0, 0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stock(model, x)
+
+    def run(action):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(action)
+            for training in (False, True, False):
+                model(x, training=training)
+        return [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
+
+    for action in ("always", "default"):
+        assert run(action) == stock(run, action) != []

@@ -8,7 +8,6 @@ program.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -273,10 +272,10 @@ class MaskWarning:
 
     def __init__(self, layer: Any) -> None:
         self.__name__ = self.__qualname__ = "warn_mask_ends"
-        self.text = compat.mask_warning(layer.name, type(layer).__name__)
+        self.warn = compat.mask_warning(layer.name, type(layer).__name__)
 
     def __call__(self) -> None:
-        warnings.warn(self.text, stacklevel=2)
+        self.warn()
 
 
 def _attach_masks(

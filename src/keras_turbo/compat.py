@@ -7,10 +7,13 @@ so that a new release breaks one file and not twenty.
 from __future__ import annotations
 
 import contextlib
+import dis
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +44,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.utils import traceback_utils
 from torch.autograd import forward_ad as _forward_ad
 from torch.nn.modules import module as _torch_module
 from torch.utils import checkpoint
@@ -94,6 +98,7 @@ __all__ = [
     "result_type",
     "storage_is_shared",
     "to_torch_dtype",
+    "traceback_utils",
     "tree",
     "unsupported",
     "warn_of_array",
@@ -204,15 +209,31 @@ def result_type(*kinds: Any) -> torch.dtype:
     return to_torch_dtype(dtypes.result_type(*kinds))
 
 
-def mask_warning(name: str, kind: str) -> str:
+def mask_warning(name: str, kind: str) -> Callable[[], None]:
     """The installed Keras's warning for a layer at which a mask ends.
 
-    Users filter warnings by their text, so it is taken from Keras's own code.
+    Users filter warnings by their text and place, and Python shows each text once per place, so
+    both are taken from Keras's own code.
     """
     code = inspect.unwrap(Layer.__call__).__code__
-    wanted = [c for c in code.co_consts if isinstance(c, str) and "mask attached to it" in c]
-    ending = wanted[0] if wanted else ") has no masking support: the mask of its input ends here."
-    return f"Layer '{name}' (of type {kind}{ending}"
+    line, ending = code.co_firstlineno, ") has no masking support: the mask of its input ends here."
+    called = line
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line or line
+        if instruction.argval == "warn":
+            called = line
+        elif isinstance(instruction.argval, str) and "mask attached to it" in instruction.argval:
+            ending = instruction.argval
+            break
+    text = f"Layer '{name}' (of type {kind}{ending}"
+    module = sys.modules[Layer.__module__]
+    registry = vars(module).setdefault("__warningregistry__", {})
+
+    def warn() -> None:
+        place = code.co_filename, called
+        warnings.warn_explicit(text, UserWarning, *place, module.__name__, registry)
+
+    return warn
 
 
 def warn_of_array(model: Any, inputs: Any) -> None:

@@ -61,6 +61,8 @@ class FallbackError(RuntimeError):
 
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+FRAMES = _PACKAGE, "<keras_turbo "
+"""How the file names of this package's frames begin, generated code included."""
 _lock = threading.Lock()
 _counts: Counter[tuple[str, str, str, str]] = Counter()
 
@@ -120,7 +122,7 @@ def bug(error: Exception, strict: bool) -> Decline:
 def warn(text: str) -> None:
     """Warn at the line that called into this package, however deep inside it we are."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(FRAMES):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, RuntimeWarning, stacklevel=level)
 

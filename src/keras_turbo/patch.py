@@ -1,7 +1,8 @@
 """The only file that assigns into Keras and torch: a ledger of patched methods.
 
-Every patch replaces one attribute of a base class and is one row of the ledger, so that
-models built before `enable()` are covered and `disable()` puts back the identical objects.
+Every patch replaces one attribute of a base class, or of a module, and is one row of the
+ledger, so that models built before `enable()` are covered and `disable()` puts back the
+identical objects.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ _ABSENT = object()
 class Patch:
     """One row of the ledger."""
 
-    owner: type
+    owner: type | ModuleType
     attribute: str
     replacement: Any
     original: Any
@@ -48,6 +50,10 @@ def install(options: Options) -> None:
     fallback.reset()
     layer = compat.Layer
     dispatch.stock_call = layer.__call__
+    excluded = getattr(compat.traceback_utils, "_EXCLUDED_PATHS", None)
+    if isinstance(excluded, tuple):
+        # Keras takes its own frames out of tracebacks; ours stand among them.
+        _apply(compat.traceback_utils, "_EXCLUDED_PATHS", (*excluded, *fallback.FRAMES))
     _apply(layer, "_keras_turbo", None)
     _apply(layer, "__call__", _wrapping(layer.__call__, dispatch.call))
     _apply(layer, "__setattr__", _watching_setattr(layer.__setattr__))
@@ -133,7 +139,7 @@ def remove() -> None:
     barrier.deopt_all()
 
 
-def _apply(owner: type, attribute: str, replacement: Any) -> None:
+def _apply(owner: type | ModuleType, attribute: str, replacement: Any) -> None:
     original = vars(owner).get(attribute, _ABSENT)
     setattr(owner, attribute, replacement)
     _ledger.append(Patch(owner, attribute, replacement, original))
