@@ -79,7 +79,8 @@ def test_threads_that_meet_lower_once(monkeypatch, stock):
     assert keras_turbo.fallbacks() == {}
 
 
-def test_a_thread_does_not_wait_for_another_that_lowers(monkeypatch, stock):
+def test_a_thread_does_not_wait_for_ever_for_another_that_lowers(monkeypatch, stock):
+    monkeypatch.setattr(dispatch, "PATIENCE", 0.05)
     first, second, x = dense(), dense(), torch.randn(2, 4)
     want = stock(second, x)
     begun, go_on = slowly(monkeypatch, dispatch, "build")
@@ -94,6 +95,23 @@ def test_a_thread_does_not_wait_for_another_that_lowers(monkeypatch, stock):
     assert programs(first)
     second(x)
     assert programs(second)
+
+
+def test_no_thread_reads_a_parameter_that_is_being_laid_out(stock):
+    for _ in range(4):
+        model = keras.Sequential(
+            [keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.Flatten(), layers.Dense(5)]
+        )
+        batches = [torch.randn(1 + i, 8, 8, 3) for i in range(6)]
+        want = [stock(model, x).detach() for x in batches]
+        start = threading.Barrier(len(batches))
+
+        def serve(i, model=model, batches=batches, want=want, start=start):
+            start.wait()
+            for _ in range(10):
+                assert torch.allclose(model(batches[i]), want[i], atol=1e-5)
+
+        together(*(lambda i=i, serve=serve: serve(i) for i in range(len(batches))))
 
 
 @pytest.mark.parametrize("name", ["build", "kind_of_call"])
@@ -152,7 +170,8 @@ def test_kinds_of_changes_while_a_model_is_lowered(change, monkeypatch, stock):
     assert counted == len(seen) - counted == (change == "hook")
 
 
-def test_a_lock_of_the_users_around_calls_and_inside_one():
+def test_a_lock_of_the_users_around_calls_and_inside_one(monkeypatch):
+    monkeypatch.setattr(dispatch, "PATIENCE", 0.05)
     lock, inside = threading.Lock(), threading.Event()
 
     class Locked(layers.Layer):

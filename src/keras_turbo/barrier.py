@@ -46,23 +46,24 @@ _declined: weakref.WeakSet[Any] = weakref.WeakSet()
 class lowering:  # noqa: N801, used like a function
     """A block in which this thread lowers, and what other threads write meanwhile.
 
-    Entering it gives whether this thread may lower. Lowering can run code of the user's, which
-    may take locks of its own; so a thread inside a call does not wait for another one, but runs
-    stock Keras this time.
+    Entering it gives whether this thread may lower. Threads wait for each other, because
+    lowering may lay out a parameter anew that stock Keras would read meanwhile. But lowering can
+    run code of the user's, which may wait for a lock that the waiting thread holds; so a call
+    does not wait for ever, and runs stock Keras then.
 
     Args:
-        wait: whether to wait for another thread that is lowering.
+        timeout: how many seconds to wait for another thread that is lowering; -1 for no limit.
     """
 
-    def __init__(self, wait: bool = True) -> None:
-        self.wait = wait
+    def __init__(self, timeout: float = -1) -> None:
+        self.timeout = timeout
         self.thread = threading.get_ident()
         self.written: list[tuple[Any, str]] = []
         self.all_stale = False
 
     def __enter__(self) -> bool:
         global _lowering
-        self.held = _lowering_lock.acquire(blocking=self.wait)
+        self.held = _lowering_lock.acquire(timeout=self.timeout)
         if self.held:
             self.outer, _lowering = _lowering, self
         return self.held

@@ -25,6 +25,8 @@ from keras_turbo.stock_scope import StockScope
 
 MAX_ENTRIES = 16
 MAX_RETRIES = 16
+PATIENCE = 5.0
+"""Seconds that a call waits for another thread's lowering before it runs stock Keras."""
 
 is_compiling = torch.compiler.is_compiling
 guard_stock = StockScope
@@ -153,7 +155,7 @@ def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
                 _warn_of_array(layer, args, kwargs)
                 return outputs
     known = cache.entries
-    with barrier.lowering(wait=False) as mine:
+    with barrier.lowering(PATIENCE) as mine:
         entry = None
         if mine and cache.entries is known:
             entry = _lower(layer, cache, *(converted or given))
