@@ -96,6 +96,14 @@ def attention(width: int, heads: int) -> Any:
     )
 
 
+def recurrent(kind: str, inputs: int, units: int, depth: int, both: bool) -> Any:
+    """A stack of recurrent layers of one kind that return whole sequences."""
+    stack: list[Any] = [getattr(layers, kind)(units, return_sequences=True) for _ in range(depth)]
+    if both:
+        stack = [layers.Bidirectional(layer) for layer in stack]
+    return keras.Sequential([keras.Input((None, inputs)), *stack])
+
+
 def randomise(model: Any, seed: int) -> None:
     """Draw every weight at random that an initializer would make all zeros or all ones."""
     seeds = keras.random.SeedGenerator(seed)

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from keras_turbo.bench import models
-from keras_turbo.bench.reference import cnn, mlp, mobilenet, resnet, single, transformer
+from keras_turbo.bench.reference import (
+    cnn,
+    mlp,
+    mobilenet,
+    recurrent,
+    resnet,
+    single,
+    transformer,
+)
 
 VOCABULARY, WIDTH, HEADS, DEPTH = 1024, 256, 4, 2
 
@@ -104,6 +113,17 @@ def _llm(name: str, about: str, inputs: Inputs, quick: bool, run: Any = call) ->
     )
 
 
+def _recurrent(name: str, kind: str, both: bool = False) -> Workload:
+    layer = f"{'Bidirectional ' if both else ''}{kind}(80)"
+    return Workload(
+        name,
+        f"2 x {layer}, batch 32 x 50 x 80",
+        lambda: models.recurrent(kind, 80, 80, 2, both),
+        lambda: recurrent.Recurrent(getattr(nn, kind), 80, 80, 2, both),
+        _normal(32, 50, 80),
+    )
+
+
 def _images(name: str, about: str, keras_model: Any, reference: Any, pixels: int) -> Workload:
     return Workload(
         name,
@@ -176,6 +196,9 @@ ALL = (
         lambda: single.Attention(256, 4),
         _normal(4, 64, 256),
     ),
+    _recurrent("lstm", "LSTM"),
+    _recurrent("gru", "GRU"),
+    _recurrent("bilstm", "LSTM", both=True),
 )
 
 WORKLOADS = {workload.name: workload for workload in ALL}

@@ -10,12 +10,14 @@ from torch import fx
 
 from keras_turbo.passes.contiguous import remove_contiguous
 from keras_turbo.passes.dead_code import remove_dead_code
+from keras_turbo.passes.flips import remove_double_flips
 from keras_turbo.passes.in_place import reuse_owned_memory, reuse_without_gradients
 from keras_turbo.passes.no_ops import remove_no_ops
 from keras_turbo.passes.permutes import merge_permutes
 
 PASSES = (
     remove_no_ops,
+    remove_double_flips,
     remove_contiguous,
     merge_permutes,
     remove_dead_code,

@@ -240,7 +240,12 @@ def _fused(run: Run, kind: type) -> Any:
         return None
     if run.training and ctx.read(cell, "recurrent_dropout") > 0:
         return None
-    weights = [ctx.variable(ctx.read(cell, n)) for n in ("kernel", "recurrent_kernel", "bias")]
+    variables = [ctx.read(cell, name) for name in ("kernel", "recurrent_kernel", "bias")]
+    if kind is layers.LSTMCell and run.mask is None and run.x.device.type == "cpu":
+        # As oneDNN takes them; it copies what lies otherwise, at each call.
+        for variable in variables[:2]:
+            ctx.prefer_layout(variable, (1, 0))
+    weights = [ctx.variable(variable) for variable in variables]
     # Cell by cell, Keras's products of float64 numbers come out as float32.
     exact = gates and _through_backend(run)
     dtype = weights[0].dtype

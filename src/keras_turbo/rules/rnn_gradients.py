@@ -259,7 +259,15 @@ def _of_weights(
     flat = deltas.flatten(0, 1)
     return (
         (flat @ kernel.t()).view(x.shape),
-        x.flatten(0, 1).t() @ flat,
-        None if before is None else before.flatten(0, 1).t() @ flat,
+        _of_kernel(kernel, x, flat),
+        None if before is None else _of_kernel(kernel, before, flat),
         None if bias is None else flat.sum(0),
     )
+
+
+def _of_kernel(kernel: Tensor, inputs: Tensor, deltas: Tensor) -> Tensor:
+    """A kernel's gradient over all steps, in the kernel's memory order."""
+    inputs = inputs.flatten(0, 1)
+    if kernel.stride(0) == 1 and kernel.shape[0] > 1:
+        return (deltas.t() @ inputs).t()
+    return inputs.t() @ deltas
