@@ -14,6 +14,7 @@ from torch import fx
 
 from keras_turbo import compat
 from keras_turbo.passes.in_place import reuse_without_gradients
+from keras_turbo.training.algebra import simplify_algebra
 from keras_turbo.training.reuse import VIEWS, held_once, reuse_gradients
 
 
@@ -31,9 +32,9 @@ _FUNCTIONS = _words(
     " pow"
 )
 _ALIASES = _words("detach alias lift_fresh")
-_FILLED = _words("ones_like zeros_like full_like ones zeros full scalar_tensor")
+_FILLED = _words("ones_like zeros_like full_like new_full ones zeros full scalar_tensor")
 _FOLDABLE = _words("div mul neg expand unsqueeze view add sub")
-MAX_FOLDED = 4096
+MAX_FOLDED = 1 << 16
 """The most elements of a constant that is worth keeping."""
 
 
@@ -46,6 +47,7 @@ def simplify(graph: fx.Graph, constants: dict[str, Any]) -> None:
         _drop_first_power(graph, node)
         _drop_kept_axis(node)
         _take_over(graph, node)
+    simplify_algebra(graph)
     _fold(graph, constants)
     for node in reversed(list(graph.nodes)):
         pure = node.op not in ("placeholder", "output") and not node.meta.get("effect")
@@ -162,7 +164,7 @@ def _filled(name: str, node: fx.Node) -> torch.Tensor | None:
     if name.startswith(("ones", "zeros")):
         number: Any = 1 if name.startswith("ones") else 0
     else:
-        number = node.args[0] if name == "scalar_tensor" else node.args[1]
+        number = node.args[{"scalar_tensor": 0, "new_full": 2}.get(name, 1)]
     home = node.meta["device"]
     return torch.full(meta.shape, number, dtype=meta.dtype, device=home)  # type: ignore[arg-type]
 

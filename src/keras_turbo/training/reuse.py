@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 VIEWS = frozenset(["t", "view", "permute", "transpose", "unsqueeze", "squeeze"])
+Order = dict[fx.Node, int]
 _EITHER = {torch.mul: "mul_", torch.add: "add_"}
 _FIRST = {torch.div: "div_", torch.sub: "sub_", torch.neg: "neg_"}
 _BACKWARD = frozenset(
@@ -33,49 +34,73 @@ _BACKWARD = frozenset(
 
 def reuse_gradients(graph: fx.Graph) -> None:
     """Turn elementwise operations on values that are read once into in-place ones."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.meta.get("name") in _BACKWARD:
-            _into_gradient(node)
+            _into_gradient(node, order)
         elif node.target in _FIRST and not node.kwargs:
-            _in_place(graph, node, _FIRST[node.target], node.args[:1])
+            _in_place(graph, node, _FIRST[node.target], node.args[:1], order)
         elif node.target in _EITHER and not node.kwargs:
-            _in_place(graph, node, _EITHER[node.target], node.args[:2])
+            _in_place(graph, node, _EITHER[node.target], node.args[:2], order)
 
 
-def _into_gradient(node: fx.Node) -> None:
+def _into_gradient(node: fx.Node, order: Order) -> None:
     """Let a backward operation write over the gradient that it takes."""
     name = node.meta["name"]
     overload = getattr(torch.ops.aten, name).grad_input
     source = node.args[0]
-    if isinstance(source, fx.Node) and _is_owned(source, node):
+    if isinstance(source, fx.Node) and _is_owned(source, node, order):
         node.target = overload._op
         node.kwargs = {**node.kwargs, "grad_input": source}
 
 
-def _in_place(graph: fx.Graph, node: fx.Node, method: str, operands: tuple[Any, ...]) -> None:
+def _in_place(
+    graph: fx.Graph, node: fx.Node, method: str, operands: tuple[Any, ...], order: Order
+) -> None:
     for operand in operands:
-        if not isinstance(operand, fx.Node) or not _is_owned(operand, node):
+        if not isinstance(operand, fx.Node) or not _is_owned(operand, node, order):
             continue
         rest = list(node.args)
         rest.remove(operand)
         with graph.inserting_before(node):
             replacement = graph.call_method(method, (operand, *rest))
         replacement.meta.update(node.meta)
+        order[replacement] = order[node]
         node.replace_all_uses_with(replacement)
         graph.erase_node(node)
         return
 
 
-def _is_owned(operand: fx.Node, user: fx.Node) -> bool:
+def _is_owned(operand: fx.Node, user: fx.Node, order: Order) -> bool:
     """Whether an operand is memory that only `user` reads, fit for the result."""
     if sum(arg is operand for arg in (*user.args, *user.kwargs.values())) != 1:
         return False
     have, want = operand.meta.get("metas"), user.meta["metas"]
     if have is None or have[0].shape != want[0].shape or have[0].dtype != want[0].dtype:
         return False
-    return have[0].stride() == want[0].stride() and held_once(operand, user)
+    if have[0].stride() != want[0].stride():
+        return False
+    return held_once(operand, user) or _read_last(operand, user, order)
+
+
+def _read_last(operand: fx.Node, user: fx.Node, order: Order) -> bool:
+    """Whether a value is fresh memory that nothing reads, or sees, after `user`."""
+    if operand.op != "call_function" or not _makes_fresh(operand):
+        return False
+    return all(
+        other is user or (order[other] < order[user] and _only_reads(other, operand))
+        for other in operand.users
+    )
+
+
+def _only_reads(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether an operation's result shares no memory with an operand."""
+    if node.op == "call_method":
+        return node.args[0] is not operand
+    fresh = node.op == "call_function" and not node.meta.get("aliases", True)
+    return fresh and "unsafe" not in node.meta.get("name", "") and "grad_input" not in node.kwargs
 
 
 def held_once(node: fx.Node, *users: fx.Node) -> bool:
