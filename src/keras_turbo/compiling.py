@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from keras_turbo import barrier, compat, dispatch
+from keras_turbo.axes import declared_axes
 from keras_turbo.fallback import Decline
 from keras_turbo.rules import draws
 from keras_turbo.specs import CallKind, TensorKind
@@ -89,7 +90,7 @@ def _kind(layer: Any, described: Any, context_training: Any) -> CallKind:
         tag = item[0]
         if tag == "tensor":
             _, dtype, rank, mask_dtype, mask_rank = item
-            axes = dispatch.declared_axes(layer, len(tensors), rank)
+            axes = declared_axes(layer, len(tensors), rank)
             sizes = tuple(axes.get(axis) for axis in range(rank))
             mask = None
             if mask_dtype is not None:
