@@ -47,14 +47,20 @@ def simplify(graph: fx.Graph, constants: dict[str, Any]) -> None:
         _drop_first_power(graph, node)
         _drop_kept_axis(node)
         _take_over(graph, node)
+    _remove_unused(graph)
     simplify_algebra(graph)
     _fold(graph, constants)
+    _remove_unused(graph)
+    reuse_without_gradients(graph)
+    reuse_gradients(graph)
+
+
+def _remove_unused(graph: fx.Graph) -> None:
+    """Remove what nobody uses and that writes nothing."""
     for node in reversed(list(graph.nodes)):
         pure = node.op not in ("placeholder", "output") and not node.meta.get("effect")
         if pure and not node.users:
             graph.erase_node(node)
-    reuse_without_gradients(graph)
-    reuse_gradients(graph)
 
 
 def _name(graph: fx.Graph, node: fx.Node) -> None:
