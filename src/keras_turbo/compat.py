@@ -95,6 +95,7 @@ __all__ = [
     "opaque_attention",
     "ops",
     "outside_modes",
+    "recording",
     "result_type",
     "storage_is_shared",
     "to_torch_dtype",
@@ -304,6 +305,11 @@ def function_transform_active() -> bool:
         or _mode_depth() > 0
         or _function_mode_depth() > 0
     )
+
+
+def recording() -> bool:
+    """Whether something watches or changes every operation on its way to a kernel."""
+    return _mode_depth() > 0
 
 
 def forward_mode_active() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from keras_turbo import compat
-from keras_turbo.rules.rnn_gradients import Gru, Lstm, Simple
+from keras_turbo.rules.rnn_functions import Gru, Lstm, Simple
 from keras_turbo.rules.rnn_kernels import (
     Maybe,
     Tensor,

@@ -1,15 +1,13 @@
-"""The recurrences of `rnn_kernels` with their gradients, as autograd functions.
+"""The gradients of the recurrences of `rnn_kernels`.
 
 A backward pass has all states before it, so that it computes the gates of all steps at once
 and goes back through time with what depends on the step after it and nothing else: a product
 and a few multiplications by factors that are ready. The weights' gradients are one product
-each. Gradients of gradients, forward-mode derivatives and graphs for a compiler go through
-the plain loops, which are differentiable by themselves.
+each. What oneDNN ran forwards, it runs backwards too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,186 +16,108 @@ from keras_turbo.rules import rnn_kernels as kernels
 from keras_turbo.rules.rnn_kernels import Maybe, Tensor, order_of, step_mask
 
 
-class Recurrence(torch.autograd.Function):
-    """What the recurrences have in common: tensors and a direction in, several tensors out."""
-
-    run: Callable[..., Any]
-    plain: Callable[..., Any]
-    gradients: Callable[..., Any]
-
-    @classmethod
-    def start(cls, ctx: Any, *args: Any) -> Any:
-        """The forward pass; everything but the direction is kept."""
-        outputs = cls.run(*args)
-        ctx.backwards = args[-1]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*args[:-1], outputs[0])
-        return outputs
-
-    @classmethod
-    def finish(cls, ctx: Any, *grads: Any) -> Any:
-        """The backward pass, by the plain loop where it is to be differentiated in turn."""
-        *tensors, outputs = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            return (*cls._differentiable(tensors, needs, grads, ctx.backwards), None)
-        found = cls.gradients(tensors, ctx.backwards, outputs, grads)
-        return (*(g if need else None for g, need in zip(found, needs, strict=False)), None)
-
-    @classmethod
-    def _differentiable(cls, tensors: Any, needs: Any, grads: Any, backwards: bool) -> list[Any]:
-        # Aliases: one input may depend on another one in the graph outside.
-        inputs = [t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=False)]
-        wanted = [t for t, need in zip(inputs, needs, strict=False) if need]
-        results = cls.plain(*inputs, backwards)
-        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None]
-        outs, given = [r for r, _ in pairs], [g for _, g in pairs]
-        found = iter(torch.autograd.grad(outs, wanted, given, create_graph=True, allow_unused=True))
-        return [next(found) if need else None for need in needs[: len(inputs)]]
-
-
-class Lstm(Recurrence):
-    """A long short-term memory."""
-
-    run = staticmethod(kernels.run_lstm)
-    plain = staticmethod(kernels.plain_lstm)
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:
-        return Lstm.start(ctx, *args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return Lstm.finish(ctx, *grads)
-
-    @staticmethod
-    def gradients(tensors: Any, backwards: bool, outputs: Tensor, grads: Any) -> tuple[Any, ...]:
-        """The gradients of all tensor arguments."""
-        x, kernel, recurrent, bias, h, c, mask = tensors
-        d_outputs, d_h, d_c = grads
-        units = recurrent.shape[0]
-        masks = None if mask is None else step_mask(mask)
-        before = _before(outputs, h, backwards)
-        gates = kernels.lstm_gates(x, kernel, bias, masks)
-        gates.flatten(0, 1).addmm_(before.flatten(0, 1), recurrent)
-        s, g = torch.sigmoid(gates), torch.tanh(gates[..., 2 * units : 3 * units])
-        i, f, _, o = s.chunk(4, -1)
-        memories = _memories(i * g, f, c, backwards)
-        shown = torch.tanh(memories)
-        # The share of each gate in its gradient, which the loop multiplies by the rest.
-        deltas = torch.sub(s, s * s, out=gates)
-        d_i, d_f, d_g, d_o = deltas.chunk(4, -1)
-        d_i.mul_(g)
-        d_f.mul_(_before(memories, c, backwards))
-        torch.mul(i, 1 - g * g, out=d_g)
-        d_o.mul_(shown)
-        through = o * (1 - shown * shown)
-        skips = None
-        if masks is not None:
-            through.masked_fill_(~masks, 0.0)
-            d_o.masked_fill_(~masks, 0.0)
-            skips = (~masks).to(x.dtype).unbind(0)
-        of_memory = deltas.unflatten(-1, (4, units))[:, :, :3].unbind(0)
-        of_output, flat, fs, through_t = d_o.unbind(0), deltas.unbind(0), f.unbind(0), through
-        through_t = through.unbind(0)
-        back = recurrent.t()
-        above = _Above(d_outputs, d_h, outputs)
-        dc = torch.zeros_like(memories[0]) if d_c is None else d_c.clone()
-        order = order_of(len(flat), not backwards)
-        dh = above.first(order[0])
-        for t, following in zip(order, [*order[1:], None], strict=True):
-            dc.addcmul_(dh, through_t[t])
-            of_memory[t].mul_(dc.unsqueeze(1))
-            of_output[t].mul_(dh)
-            dc.mul_(fs[t])
-            dh = above.next(following, dh, None if skips is None else skips[t], flat[t], back)
-        return *_of_weights(x, kernel, before, deltas, bias), dh, dc, None
+def lstm_gradients(tensors: Any, backwards: bool, results: Any, grads: Any) -> tuple[Any, ...]:
+    """The gradients of all tensors that `lstm` takes."""
+    outputs = results[0]
+    x, kernel, recurrent, bias, h, c, mask = tensors
+    if len(results) > 3:
+        return kernels.one_kernel_gradients(tensors, backwards, results, grads)
+    d_outputs, d_h, d_c = grads
+    units = recurrent.shape[0]
+    masks = None if mask is None else step_mask(mask)
+    before = _before(outputs, h, backwards)
+    gates = kernels.lstm_gates(x, kernel, bias, masks)
+    gates.flatten(0, 1).addmm_(before.flatten(0, 1), recurrent)
+    s, g = torch.sigmoid(gates), torch.tanh(gates[..., 2 * units : 3 * units])
+    i, f, _, o = s.chunk(4, -1)
+    memories = _memories(i * g, f, c, backwards)
+    shown = torch.tanh(memories)
+    # The share of each gate in its gradient, which the loop multiplies by the rest.
+    deltas = torch.sub(s, s * s, out=gates)
+    d_i, d_f, d_g, d_o = deltas.chunk(4, -1)
+    d_i.mul_(g)
+    d_f.mul_(_before(memories, c, backwards))
+    torch.mul(i, 1 - g * g, out=d_g)
+    d_o.mul_(shown)
+    through = o * (1 - shown * shown)
+    skips = None
+    if masks is not None:
+        through.masked_fill_(~masks, 0.0)
+        d_o.masked_fill_(~masks, 0.0)
+        skips = (~masks).to(x.dtype).unbind(0)
+    of_memory = deltas.unflatten(-1, (4, units))[:, :, :3].unbind(0)
+    of_output, flat, fs, through_t = d_o.unbind(0), deltas.unbind(0), f.unbind(0), through
+    through_t = through.unbind(0)
+    back = recurrent.t()
+    above = _Above(d_outputs, d_h, outputs)
+    dc = torch.zeros_like(memories[0]) if d_c is None else d_c.clone()
+    order = order_of(len(flat), not backwards)
+    dh = above.first(order[0])
+    for t, following in zip(order, [*order[1:], None], strict=True):
+        dc.addcmul_(dh, through_t[t])
+        of_memory[t].mul_(dc.unsqueeze(1))
+        of_output[t].mul_(dh)
+        dc.mul_(fs[t])
+        dh = above.next(following, dh, None if skips is None else skips[t], flat[t], back)
+    return *_of_weights(x, kernel, before, deltas, bias), dh, dc, None
 
 
-class Gru(Recurrence):
-    """A gated recurrence that resets after its product."""
-
-    run = staticmethod(kernels.run_gru)
-    plain = staticmethod(kernels.plain_gru)
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:
-        return Gru.start(ctx, *args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return Gru.finish(ctx, *grads)
-
-    @staticmethod
-    def gradients(tensors: Any, backwards: bool, outputs: Tensor, grads: Any) -> tuple[Any, ...]:
-        """The gradients of all tensor arguments."""
-        x, kernel, recurrent, bias, recurrent_bias, h, mask = tensors
-        d_outputs, d_h = grads
-        units = recurrent.shape[0]
-        before = _before(outputs, h, backwards)
-        gates = kernels.gru_gates(x, kernel, bias, None if mask is None else step_mask(mask))
-        inner = kernels.project(before, recurrent, recurrent_bias)
-        inner_h = inner[..., 2 * units :]
-        z_r = torch.sigmoid(gates[..., : 2 * units] + inner[..., : 2 * units])
-        z, r = z_r.chunk(2, -1)
-        new = torch.addcmul(gates[..., 2 * units :], r, inner_h).tanh_()
-        of_new = (1 - z) * (1 - new * new)
-        deltas = gates
-        d_z, d_r, d_h_inner = deltas.chunk(3, -1)
-        torch.mul(before - new, z * (1 - z), out=d_z)
-        torch.mul(of_new * inner_h, r * (1 - r), out=d_r)
-        torch.mul(of_new, r, out=d_h_inner)
-        parts, flat, zs = deltas.unflatten(-1, (3, units)).unbind(0), deltas.unbind(0), z.unbind(0)
-        back = recurrent.t()
-        above = _Above(d_outputs, d_h, outputs)
-        order = order_of(len(flat), not backwards)
-        dh = above.first(order[0])
-        all_dh = torch.empty_like(outputs)
-        kept = all_dh.unbind(0)
-        for t, following in zip(order, [*order[1:], None], strict=True):
-            kept[t].copy_(dh)
-            parts[t].mul_(dh.unsqueeze(1))
-            dh = above.next(following, dh, zs[t], flat[t], back)
-        of_recurrent = before.flatten(0, 1).t() @ deltas.flatten(0, 1)
-        d_recurrent_bias = deltas.sum((0, 1)) if recurrent_bias is not None else None
-        torch.mul(all_dh, of_new, out=d_h_inner)
-        dx, d_kernel, _, d_bias = _of_weights(x, kernel, None, deltas, bias)
-        return dx, d_kernel, of_recurrent, d_bias, d_recurrent_bias, dh, None
+def gru_gradients(tensors: Any, backwards: bool, results: Any, grads: Any) -> tuple[Any, ...]:
+    """The gradients of all tensors that `gru` takes."""
+    outputs = results[0]
+    x, kernel, recurrent, bias, recurrent_bias, h, mask = tensors
+    d_outputs, d_h = grads
+    units = recurrent.shape[0]
+    before = _before(outputs, h, backwards)
+    gates = kernels.gru_gates(x, kernel, bias, None if mask is None else step_mask(mask))
+    inner = kernels.project(before, recurrent, recurrent_bias)
+    inner_h = inner[..., 2 * units :]
+    z_r = torch.sigmoid(gates[..., : 2 * units] + inner[..., : 2 * units])
+    z, r = z_r.chunk(2, -1)
+    new = torch.addcmul(gates[..., 2 * units :], r, inner_h).tanh_()
+    of_new = (1 - z) * (1 - new * new)
+    deltas = gates
+    d_z, d_r, d_h_inner = deltas.chunk(3, -1)
+    torch.mul(before - new, z * (1 - z), out=d_z)
+    torch.mul(of_new * inner_h, r * (1 - r), out=d_r)
+    torch.mul(of_new, r, out=d_h_inner)
+    parts, flat, zs = deltas.unflatten(-1, (3, units)).unbind(0), deltas.unbind(0), z.unbind(0)
+    back = recurrent.t()
+    above = _Above(d_outputs, d_h, outputs)
+    order = order_of(len(flat), not backwards)
+    dh = above.first(order[0])
+    all_dh = torch.empty_like(outputs)
+    kept = all_dh.unbind(0)
+    for t, following in zip(order, [*order[1:], None], strict=True):
+        kept[t].copy_(dh)
+        parts[t].mul_(dh.unsqueeze(1))
+        dh = above.next(following, dh, zs[t], flat[t], back)
+    of_recurrent = before.flatten(0, 1).t() @ deltas.flatten(0, 1)
+    d_recurrent_bias = deltas.sum((0, 1)) if recurrent_bias is not None else None
+    torch.mul(all_dh, of_new, out=d_h_inner)
+    dx, d_kernel, _, d_bias = _of_weights(x, kernel, None, deltas, bias)
+    return dx, d_kernel, of_recurrent, d_bias, d_recurrent_bias, dh, None
 
 
-class Simple(Recurrence):
-    """A recurrence with nothing but a tanh."""
-
-    run = staticmethod(kernels.run_simple)
-    plain = staticmethod(kernels.plain_simple)
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:
-        return Simple.start(ctx, *args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return Simple.finish(ctx, *grads)
-
-    @staticmethod
-    def gradients(tensors: Any, backwards: bool, outputs: Tensor, grads: Any) -> tuple[Any, ...]:
-        """The gradients of all tensor arguments."""
-        x, kernel, recurrent, bias, h, mask = tensors
-        d_outputs, d_h = grads
-        before = _before(outputs, h, backwards)
-        deltas, skips = 1 - outputs * outputs, None
-        if mask is not None:
-            off = ~step_mask(mask)
-            deltas.masked_fill_(off, 0.0)
-            skips = off.to(x.dtype).unbind(0)
-        flat, back = deltas.unbind(0), recurrent.t()
-        above = _Above(d_outputs, d_h, outputs)
-        order = order_of(len(flat), not backwards)
-        dh = above.first(order[0])
-        for t, following in zip(order, [*order[1:], None], strict=True):
-            flat[t].mul_(dh)
-            dh = above.next(following, dh, None if skips is None else skips[t], flat[t], back)
-        return *_of_weights(x, kernel, before, deltas, bias), dh, None
+def simple_gradients(tensors: Any, backwards: bool, results: Any, grads: Any) -> tuple[Any, ...]:
+    """The gradients of all tensors that `simple` takes."""
+    outputs = results[0]
+    x, kernel, recurrent, bias, h, mask = tensors
+    d_outputs, d_h = grads
+    before = _before(outputs, h, backwards)
+    deltas, skips = 1 - outputs * outputs, None
+    if mask is not None:
+        off = ~step_mask(mask)
+        deltas.masked_fill_(off, 0.0)
+        skips = off.to(x.dtype).unbind(0)
+    flat, back = deltas.unbind(0), recurrent.t()
+    above = _Above(d_outputs, d_h, outputs)
+    order = order_of(len(flat), not backwards)
+    dh = above.first(order[0])
+    for t, following in zip(order, [*order[1:], None], strict=True):
+        flat[t].mul_(dh)
+        dh = above.next(following, dh, None if skips is None else skips[t], flat[t], back)
+    return *_of_weights(x, kernel, before, deltas, bias), dh, None
 
 
 class _Above:

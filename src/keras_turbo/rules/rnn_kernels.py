@@ -88,6 +88,53 @@ def _one_kernel(x: Tensor, kernel: Tensor, h: Tensor, c: Tensor) -> bool:
     )
 
 
+def _one_kernel_lstm(
+    x: Tensor,
+    kernel: Tensor,
+    recurrent: Tensor,
+    bias: Maybe,
+    states: tuple[Tensor, Tensor],
+    backwards: bool,
+    training: bool,
+) -> tuple[Tensor, ...]:
+    units = recurrent.shape[0]
+    zeros = kernel.new_zeros(4 * units)
+    h, c = (state.contiguous().unsqueeze(0) for state in states)
+    given = x, kernel.t(), recurrent.t(), zeros if bias is None else bias, zeros, h, c
+    rest = backwards, [], _LSTM, units, 1, True, False, False, training
+    layer: Any = torch.mkldnn_rnn_layer  # type: ignore[attr-defined]
+    if not training:
+        outputs, h, c, _ = layer(*given, *rest)
+        return outputs, h.squeeze(0), c.squeeze(0)
+    # Torch keeps what a backward pass needs where gradients are on, whatever needs one.
+    with torch.enable_grad():
+        outputs, h, c, kept = layer(*(tensor.detach() for tensor in given), *rest)
+    return outputs, h.squeeze(0), c.squeeze(0), kept
+
+
+def one_kernel_gradients(
+    tensors: Any, backwards: bool, results: Any, grads: Any
+) -> tuple[Any, ...]:
+    """The gradients of what oneDNN ran."""
+    x, kernel, recurrent, bias, h, c, _ = tensors
+    outputs, last, memory, kept = results
+    units = recurrent.shape[0]
+    zeros = kernel.new_zeros(4 * units)
+    h = (_zeros(x, units) if h is None else h).contiguous().unsqueeze(0)
+    c = (_zeros(x, units) if c is None else c).contiguous().unsqueeze(0)
+    d_outputs = torch.zeros_like(outputs) if grads[0] is None else grads[0].contiguous()
+    d_h, d_c = (
+        torch.zeros_like(h) if grad is None else grad.contiguous().unsqueeze(0)
+        for grad in grads[1:]
+    )
+    dx, d_kernel, d_recurrent, d_bias, _, d_h, d_c = torch.ops.aten.mkldnn_rnn_layer_backward(
+        *(x, kernel.t(), recurrent.t(), zeros if bias is None else bias, zeros, h, c),
+        *(outputs, last.unsqueeze(0), memory.unsqueeze(0), d_outputs, d_h, d_c, backwards),
+        *(_LSTM, units, 1, True, True, False, [], False, kept),
+    )
+    return dx, d_kernel.t(), d_recurrent.t(), d_bias, d_h.squeeze(0), d_c.squeeze(0), None
+
+
 def run_lstm(
     x: Tensor,
     kernel: Tensor,
@@ -97,19 +144,17 @@ def run_lstm(
     c: Maybe,
     mask: Maybe,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A long short-term memory over time-major inputs, for calls without gradients."""
+    training: bool = False,
+) -> tuple[Tensor, ...]:
+    """A long short-term memory over time-major inputs, for calls without gradients.
+
+    With `training`, oneDNN's result is followed by the memory that its backward pass needs.
+    """
     units = recurrent.shape[0]
     h = _zeros(x, units) if h is None else h
     c = _zeros(x, units) if c is None else c
     if mask is None and _one_kernel(x, kernel, h, c):
-        zeros = kernel.new_zeros(4 * units)
-        outputs, last, memory, _ = torch.mkldnn_rnn_layer(  # type: ignore[attr-defined]
-            *(x, kernel.t(), recurrent.t(), zeros if bias is None else bias, zeros),
-            *(h.contiguous().unsqueeze(0), c.contiguous().unsqueeze(0), backwards, [], _LSTM),
-            *(units, 1, True, False, False, False),
-        )
-        return outputs, last.squeeze(0), memory.squeeze(0)
+        return _one_kernel_lstm(x, kernel, recurrent, bias, (h, c), backwards, training)
     masks = None if mask is None else step_mask(mask)
     gates = lstm_gates(x, kernel, bias, masks).unbind(0)
     outputs = x.new_empty((*x.shape[:2], units))
@@ -144,6 +189,7 @@ def run_gru(
     h: Maybe,
     mask: Maybe,
     backwards: bool,
+    _training: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """A gated recurrence over time-major inputs, for calls without gradients."""
     units = recurrent.shape[0]
@@ -177,6 +223,7 @@ def run_simple(
     h: Maybe,
     mask: Maybe,
     backwards: bool,
+    _training: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`tanh(x @ kernel + bias + h @ recurrent)` step by step, for calls without gradients."""
     h = _zeros(x, recurrent.shape[0]) if h is None else h
