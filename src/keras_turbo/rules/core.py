@@ -51,7 +51,7 @@ def embedding(ctx: Any, layer: Any, inputs: Any) -> Any:
     if inputs.dtype not in (torch.int32, torch.int64):
         inputs = inputs.to(torch.int32)
     rows = table.shape[0]
-    indices = torch.where(inputs < 0, inputs + rows, inputs)
+    indices = torch.add(inputs, inputs < 0, alpha=rows)
     outputs = torch.embedding(table, indices)
     dtype = compat.to_torch_dtype(ctx.read(layer, "compute_dtype"))
     return outputs if outputs.dtype == dtype else outputs.to(dtype)

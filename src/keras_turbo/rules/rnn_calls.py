@@ -19,6 +19,9 @@ from keras_turbo.rules.rnn_kernels import (
     plain_gru,
     plain_lstm,
     plain_simple,
+    run_gru,
+    run_lstm,
+    run_simple,
     time_major,
 )
 
@@ -35,7 +38,7 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All outputs, the last state and the last memory; states of None are zeros."""
     args = time_major(x), kernel, recurrent, bias, h, c, mask, backwards
-    outputs, last, memory = _choose(plain_lstm, Lstm.apply)(*args)
+    outputs, last, memory = _choose(plain_lstm, run_lstm, Lstm)(*args)
     return outputs.transpose(0, 1), last, memory
 
 
@@ -51,7 +54,7 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """All outputs and the last state of a gated recurrence that resets after its product."""
     args = time_major(x), kernel, recurrent, bias, recurrent_bias, h, mask, backwards
-    outputs, last = _choose(plain_gru, Gru.apply)(*args)
+    outputs, last = _choose(plain_gru, run_gru, Gru)(*args)
     return outputs.transpose(0, 1), last
 
 
@@ -66,7 +69,7 @@ def simple(
 ) -> tuple[Tensor, Tensor]:
     """All outputs and the last state of a recurrence with nothing but a tanh."""
     args = time_major(x), kernel, recurrent, bias, h, mask, backwards
-    outputs, last = _choose(plain_simple, Simple.apply)(*args)
+    outputs, last = _choose(plain_simple, run_simple, Simple)(*args)
     return outputs.transpose(0, 1), last
 
 
@@ -141,7 +144,8 @@ for _function, _states in ((lstm, 2), (gru, 1), (simple, 1), (cudnn_lstm, 2), (c
     _function.meta = _shape(_states)  # type: ignore[attr-defined]
 
 
-def _choose(plain: Callable[..., Any], fast: Callable[..., Any]) -> Callable[..., Any]:
+def _choose(plain: Callable[..., Any], run: Callable[..., Any], fast: Any) -> Callable[..., Any]:
+    """What to run: the plain loop for a compiler, else with or without a backward pass."""
     if torch.compiler.is_compiling() or compat.forward_mode_active():
         return plain
-    return fast
+    return fast.apply if torch.is_grad_enabled() else run
