@@ -14,6 +14,7 @@ from keras_turbo.passes.flips import remove_double_flips
 from keras_turbo.passes.in_place import reuse_owned_memory, reuse_without_gradients
 from keras_turbo.passes.no_ops import remove_no_ops
 from keras_turbo.passes.permutes import merge_permutes
+from keras_turbo.passes.rows import use_rows
 
 PASSES = (
     remove_no_ops,
@@ -24,13 +25,16 @@ PASSES = (
     reuse_owned_memory,
 )
 
+WITHOUT_GRADIENTS = (use_rows, remove_dead_code, reuse_without_gradients)
+"""What a program for calls without gradients gets on top."""
+
 
 def without_gradients(graph: fx.Graph) -> fx.Graph:
     """A copy of a finished graph for calls that keep nothing for a backward pass."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
-    if reuse_owned_memory in PASSES:
-        reuse_without_gradients(copy)
+    for rewrite in WITHOUT_GRADIENTS:
+        rewrite(copy)
     return copy
 
 
