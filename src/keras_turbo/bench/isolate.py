@@ -69,18 +69,25 @@ def only(configuration: Configuration) -> Iterator[None]:
     Args:
         configuration: classes of no family, such as a user's own, keep their rules.
     """
-    table, all_passes = registry._rules, passes.PASSES
+    table, usual, quiet = registry._rules, passes.PASSES, passes.WITHOUT_GRADIENTS
     everything = dict(table)
     wanted = configuration.families | {""}
     try:
         table.clear()
         table.update({c: r for c, r in everything.items() if family_of(c) in wanted})
-        passes.PASSES = tuple(p for p in all_passes if p.__name__ in configuration.passes)
+        passes.PASSES = tuple(p for p in usual if p.__name__ in configuration.passes)
+        passes.WITHOUT_GRADIENTS = tuple(p for p in quiet if p.__name__ in configuration.passes)
         yield
     finally:
         table.clear()
         table.update(everything)
-        passes.PASSES = all_passes
+        passes.PASSES, passes.WITHOUT_GRADIENTS = usual, quiet
+
+
+def all_passes() -> list[str]:
+    """The names of all passes, each once, in the order in which they run."""
+    every = (*passes.PASSES, *passes.WITHOUT_GRADIENTS)
+    return list(dict.fromkeys(rewrite.__name__ for rewrite in every))
 
 
 def plan(model: Any) -> list[tuple[str, Configuration, Configuration]]:
@@ -90,7 +97,7 @@ def plan(model: Any) -> list[tuple[str, Configuration, Configuration]]:
     """
     used = families_of(model)
     everything = frozenset(rules.FAMILIES)
-    names = [rewrite.__name__ for rewrite in passes.PASSES]
+    names = all_passes()
     parts = []
     for i, family in enumerate(used):
         before = frozenset(used[: i + 1])
