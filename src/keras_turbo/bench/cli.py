@@ -35,6 +35,9 @@ ROUNDS, QUICK_ROUNDS = 30, 10
 )
 @click.option("--isolate", is_flag=True, help="Time each rule family and each pass instead.")
 @click.option("--overhead", is_flag=True, help="Time the hit path and lowering instead.")
+@click.option(
+    "--compile", "compiling", is_flag=True, help="Time compiled models and compiling instead."
+)
 @click.option("--no-breaks", is_flag=True, help="Do not count graph breaks.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write results here.")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="Draw a PNG here.")
@@ -58,6 +61,7 @@ class Options:
     threads: int
     isolate: bool
     overhead: bool
+    compiling: bool
     no_breaks: bool
     json_path: Path | None
     plot_path: Path | None
@@ -79,8 +83,8 @@ class Run:
 
 
 def _bench(options: Options) -> None:
-    if options.isolate and options.overhead:
-        raise click.UsageError("Choose one of --isolate and --overhead.")
+    if options.isolate + options.overhead + options.compiling > 1:
+        raise click.UsageError("Choose one of --isolate, --overhead and --compile.")
     if options.plot_path is not None:
         _check_plot(options)
     _import_keras()
@@ -90,7 +94,8 @@ def _bench(options: Options) -> None:
         for workload in WORKLOADS.values():
             click.echo(f"{workload.name:15} {workload.about}")
         return
-    chosen = _choose(options)
+    # Compiled workloads have names of their own, and are built where they are measured.
+    chosen = [] if options.compiling else _choose(options)
     import torch
 
     from keras_turbo.bench.result import machine
@@ -99,16 +104,19 @@ def _bench(options: Options) -> None:
     # Described before anything runs: afterwards the load would be our own.
     run = Run(options, chosen, machine())
     _warn_if_busy(run)
-    work = _isolate if options.isolate else _overhead if options.overhead else _compare
-    problems = work(run)
+    if options.compiling:
+        problems = _compiled(run)
+    else:
+        work = _isolate if options.isolate else _overhead if options.overhead else _compare
+        problems = work(run)
     if problems:
         raise click.ClickException("; ".join(problems))
 
 
 def _check_plot(options: Options) -> None:
     """Refuse `--plot` before anything is measured in vain."""
-    if options.isolate or options.overhead:
-        raise click.UsageError("--plot draws the main table, not --isolate or --overhead.")
+    if options.isolate or options.overhead or options.compiling:
+        raise click.UsageError("--plot draws the main table, and no other.")
     if importlib.util.find_spec("matplotlib") is None:
         raise click.ClickException(
             "--plot needs matplotlib, which is not installed: pip install 'keras-turbo[bench]'"
@@ -188,6 +196,27 @@ def _overhead(run: Run) -> list[str]:
     _show(report.overhead_table(costs))
     _write(run, overhead=costs)
     return []
+
+
+def _compiled(run: Run) -> list[str]:
+    """The table of compiled models."""
+    from keras_turbo.bench import compiling, report
+    from keras_turbo.bench.case import UnavailableError
+
+    names = run.options.workloads or tuple(compiling.CASES)
+    unknown = [name for name in names if name not in compiling.CASES]
+    if unknown:
+        raise click.UsageError(
+            f"No such compiled workload: {', '.join(unknown)}. "
+            f"Choose from {', '.join(compiling.CASES)}."
+        )
+    try:
+        rows = compiling.run_all(names, run.options.count, lambda name: click.echo(name, err=True))
+    except UnavailableError as error:
+        raise click.ClickException(str(error)) from error
+    _show(report.compiled_table(rows))
+    _write(run, compiled=rows)
+    return [f"{row.workload}: {problem}" for row in rows for problem in row.problems]
 
 
 def _write(run: Run, **sections: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from keras_turbo.bench.compiling import Compiled
 from keras_turbo.bench.isolate import Part
 from keras_turbo.bench.measure import is_noise
 from keras_turbo.bench.overhead import Overhead
@@ -97,6 +98,40 @@ def overhead_table(overheads: Sequence[Overhead]) -> Table:
             seconds(o.lowering),
             str(o.layers),
             seconds(o.lowering / o.layers),
+        )
+    return table
+
+
+def compiled_table(rows: Sequence[Compiled]) -> Table:
+    """Compiled models: what compiling costs, what it gives, and when it is done again."""
+    table = _table(
+        "Both compiled: the first call, later calls, and graphs (turbo / hand-written)",
+        "workload",
+        "turbo compiles",
+        "hand compiles",
+        "turbo/hand",
+        "turbo",
+        "hand-written",
+        "turbo/hand",
+        "noise",
+        "max|a-b|",
+        "graph breaks",
+        "recompiles",
+    )
+    for r in rows:
+        table.add_row(
+            r.workload,
+            seconds(r.turbo_compile),
+            seconds(r.hand_compile),
+            f"{r.compile_ratio:.2f}",
+            seconds(r.turbo),
+            seconds(r.hand),
+            ratio(r.turbo_to_hand, r.noise),
+            percent(r.noise),
+            error(r.error),
+            f"{r.turbo_breaks} / {r.hand_breaks}",
+            f"{r.turbo_recompiles} / {r.hand_recompiles}",
+            style="bold red" if r.problems else None,
         )
     return table
 
