@@ -120,12 +120,19 @@ class LoweringContext:
         if variable is None:
             return None
         pending = self.record.assigned.get(id(variable))
-        value = pending[1] if pending else self._raw(variable)
+        value = self._raw(variable) if pending is None else self._assigned(*pending)
         cast = self.autocast.dtype
         wanted = variable._autocast and cast is not None and value.dtype != cast
         if wanted and compat.is_float(value.dtype):
             value = value.to(cast)
         return VariableValue(value, variable, self)
+
+    def _assigned(self, variable: Any, value: Any) -> Any:
+        """What was assigned, as stock Keras holds it then: no gradient flows into it."""
+        self.depend(variable, "_trainable")
+        if variable._trainable and compat.is_float(value.dtype):
+            raise Decline(Reason.UNSUPPORTED, f"{variable.path} is assigned and trained on")
+        return value.detach()
 
     def _raw(self, variable: Any) -> Any:
         tensor = variable._value
