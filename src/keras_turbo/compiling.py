@@ -8,6 +8,7 @@ inlines. Without a program, stock Keras is traced.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,18 +20,24 @@ from keras_turbo.rules import draws
 from keras_turbo.specs import CallKind, TensorKind
 
 
-def call_while_compiling(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a layer inside a function that Dynamo is tracing."""
+def while_compiling(
+    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], list[torch.Tensor]] | None:
+    """What to run for a call inside a function that Dynamo is tracing.
+
+    Returns:
+        A program's function and its arguments; None for stock Keras.
+    """
     tensors: list[torch.Tensor] = []
     described = _describe((args, kwargs), tensors)
     if described is None:
-        return dispatch.stock_call(layer, *args, **kwargs)
+        return None
     context = compat.GLOBAL_STATE.get_global_attribute("current_call_ctx")
     training = None if context is None else context.get_value("training")
     key = _key(layer, described, training)
     if key is None:
-        return dispatch.stock_call(layer, *args, **kwargs)
-    return layer._keras_turbo.compiled[key](*tensors)
+        return None
+    return layer._keras_turbo.compiled[key], tensors
 
 
 def _describe(item: Any, tensors: list[torch.Tensor]) -> Any:

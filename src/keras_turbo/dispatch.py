@@ -102,9 +102,11 @@ class InlineCache:
 def call(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a Keras layer: its program where the guard passes, else stock Keras."""
     if is_compiling():
-        from keras_turbo.compiling import call_while_compiling
+        from keras_turbo.compiling import while_compiling
 
-        return call_while_compiling(self, args, kwargs)
+        # Both are called here: a frame less that a graph break inside would break as well.
+        found = while_compiling(self, args, kwargs)
+        return stock_call(self, *args, **kwargs) if found is None else found[0](*found[1])
     cache = self._keras_turbo
     if cache is None:
         return miss(self, args, kwargs)
@@ -153,7 +155,7 @@ def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
         for entry in cache.entries:
             outputs = _run(layer, cache, entry, converted, given)
             if outputs is not MISS:
-                _warn_of_array(layer, args, kwargs)
+                warn_of_array(layer, args, kwargs)
                 return outputs
     known = cache.entries
     with barrier.lowering(PATIENCE) as mine:
@@ -178,11 +180,12 @@ def _serve(layer: Any, cache: InlineCache, args: Any, kwargs: Any) -> Any:
     if outputs is MISS:
         return fall_back(layer, args, kwargs, Reason.UNSUPPORTED, "guard")
     if converted is not None and cache.programs:
-        _warn_of_array(layer, args, kwargs)
+        warn_of_array(layer, args, kwargs)
     return outputs
 
 
-def _warn_of_array(layer: Any, args: Any, kwargs: Any) -> None:
+def warn_of_array(layer: Any, args: Any, kwargs: Any) -> None:
+    """Warn of an array as stock Keras does, which its conversion by us would have hidden."""
     inputs = args[0] if args else kwargs.get("inputs")
     if type(inputs) is np.ndarray:
         compat.warn_of_array(layer, inputs)

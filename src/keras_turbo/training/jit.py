@@ -83,26 +83,32 @@ def predict_step(self: Any, data: Any) -> Any:
     kwargs = {"training": False} if self._call_has_training_arg else {}
     cache = self.__dict__.get("_keras_turbo")
     joints = None if cache is None else cache.compiled.get(_PREDICT)
+    args = (x,)
+    if type(x) is not torch.Tensor:
+        converted = dispatch.from_numpy(self, args, {})
+        args = args if converted is None else converted[0]
     if joints is not None:
         for entry, _ in joints.entries:
-            outputs = entry((x,), kwargs)
+            outputs = entry(args, kwargs)
             if outputs is not MISS:
+                if args[0] is not x:
+                    dispatch.warn_of_array(self, (x,), kwargs)
                 return outputs[0]
     outputs = stock_predict_step(self, data)
     cache = self.__dict__.get("_keras_turbo")
     if cache is not None and cache.programs and not torch.is_grad_enabled():
-        _compile(self, cache, x, kwargs)
+        _compile(self, cache, args, kwargs)
     return outputs
 
 
-def _compile(model: Any, cache: Any, x: Any, kwargs: dict[str, Any]) -> None:
+def _compile(model: Any, cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Have the program that has just served a batch compiled for its sizes."""
     joints = cache.compiled.setdefault(_PREDICT, Joints())
     try:
-        kind = dispatch.kind_of_call(model, (x,), kwargs)
+        kind = dispatch.kind_of_call(model, args, kwargs)
     except Decline:
         return
     for program in cache.programs:
         if program.kind == kind:
-            joints.seen(model, program, (x,), kwargs, training=False)
+            joints.seen(model, program, args, kwargs, training=False)
             return
