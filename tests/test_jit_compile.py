@@ -14,6 +14,7 @@ import pytest
 import torch
 from keras import layers
 
+import keras_turbo
 from keras_turbo import compat
 from keras_turbo.training import compiled as compiled_steps
 from tests import training_models as tm
@@ -92,6 +93,12 @@ def with_preprocessing():
     return keras.Model(inputs, layers.Dense(2)(x))
 
 
+def several_outputs():
+    inputs = keras.Input((6,))
+    x = layers.Dense(4, activation="tanh")(inputs)
+    return keras.Model(inputs, {"one": layers.Dense(1)(x), "two": layers.Dense(2)(x)})
+
+
 def dictionary():
     first, second = keras.Input((6,), name="first"), keras.Input((2,), name="second")
     x = layers.Concatenate()([layers.Dense(4, activation="tanh")(first), second])
@@ -127,6 +134,63 @@ def test_models_that_torch_compile_stumbles_over(case, turbo, compilations):
         model = both(tm.masked_text, tm.tokens(), CLASSES(from_logits=True))
     assert all(entries(model))
     assert len(compilations) == 3
+
+
+def test_outputs_keep_their_containers(turbo, compilations):
+    x, y = tm.features()
+    targets = {"one": y, "two": x[:, :2]}
+    model = both(several_outputs, (x, targets), {"one": "mse", "two": "mae"})
+    assert all(entries(model))
+    outputs = model.predict_on_batch(x[:16])
+    assert type(outputs) is dict and list(outputs) == ["one", "two"]
+    assert type(model.predict_step(torch.from_numpy(x[:16]))) is dict
+
+
+@pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])
+def test_compiled_steps_read_live_weights(mode, turbo, compilations):
+    """Weights that are replaced, frozen ones too, are those of the next step."""
+    x, y = tm.features(16)
+    model = tm.mlp()
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse", jit_compile=True)
+
+    def step(on):
+        if mode == "train":
+            return on.train_on_batch(x, y)
+        return on.test_on_batch(x, y) if mode == "evaluate" else on.predict_on_batch(x)
+
+    for _ in range(3):
+        step(model)
+    assert len(compilations) == 1
+    for layer in model.layers:
+        layer.kernel.value.data = layer.kernel.value.data * 3
+    other = tm.mlp()
+    other.layers[0].trainable = False
+    other.set_weights(model.get_weights())
+    other.compile("sgd", "mse", jit_compile=False)
+    tm.assert_same(step(model), step(other))
+    # Another order in memory is another kernel.
+    kernel = model.layers[0].kernel.value
+    kernel.data = kernel.data.t().contiguous().t() * 2
+    other.set_weights(model.get_weights())
+    tm.assert_same(step(model), step(other))
+
+
+@pytest.mark.allow_fallback("NO_RULE")
+def test_a_model_with_a_stock_layer_runs_eagerly(turbo, compilations):
+    class Own(layers.Layer):
+        def call(self, inputs):
+            return inputs * 2
+
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), Own(name="own"), layers.Dense(1)])
+    keras_turbo.enable("on")
+    model.compile("sgd", "mse", jit_compile=True)
+    x, y = tm.features(32)
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.predict(x, verbose=0)
+    assert not compilations
+    (why,) = model.__dict__["_keras_turbo"].compiled["predict"].declined.values()
+    assert "own runs stock Keras" in str(why)
 
 
 def test_nothing_but_a_change_of_the_model_compiles_again(turbo, compilations):
@@ -249,7 +313,6 @@ def test_compiling_is_announced_when_it_takes_long(monkeypatch, capsys):
 
 
 def test_mode_and_options_reach_the_compiler(compilations, turbo):
-    import keras_turbo
     from keras_turbo import dispatch
 
     options = dispatch.options

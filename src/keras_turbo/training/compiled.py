@@ -21,8 +21,10 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from keras_turbo import compat
+from keras_turbo.guard import MISS
 from keras_turbo.program import attach_mask
 from keras_turbo.training.reductions import quotient
+from keras_turbo.training.standing import Place, Standing, rebuild
 
 PATIENCE = 3.0
 """After how many seconds of compiling the user is told, in seconds."""
@@ -43,7 +45,8 @@ def compile_recorded(
         how: the compiler's `mode` and `options`.
 
     Returns:
-        A function of a batch that returns what the graph returns.
+        A function of a batch that returns what the graph returns, or `MISS` where a parameter
+        is not laid out as it was.
 
     Raises:
         Exception: whatever the compiler raises.
@@ -52,7 +55,7 @@ def compile_recorded(
     handed = _split(graph, before, after)
     drawn = fx.GraphModule(dict(constants), before) if handed else None
     names = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
-    tensors = [constants[name].detach() for name in names]
+    standing = Standing([constants[name] for name in names])
     flat: list[Any] = []
     (output,) = (node for node in after.nodes if node.op == "output")
     template = map_aggregate(output.args[0], lambda item: _place(item, flat))
@@ -65,28 +68,23 @@ def compile_recorded(
     with warnings.catch_warnings(), compat.outside_modes(), torch.no_grad():
         # The compiler warns about its own use of deprecated functions.
         warnings.simplefilter("ignore", DeprecationWarning)
-        examples = [*inputs, *tensors, *extra(inputs)]
+        examples = [*inputs, *(standing() or ()), *extra(inputs)]
         compiled = compat.inductor_compile(module, examples, how)
 
     def run(*batch: torch.Tensor) -> Any:
-        results = compiled(*batch, *tensors, *extra(batch))
-        return map_aggregate(template, lambda i: results[i.index] if type(i) is _Place else i)
+        tensors = standing()
+        if tensors is None:
+            return MISS
+        return rebuild(template, compiled(*batch, *tensors, *extra(batch)))
 
     return run
-
-
-class _Place:
-    """Where in the flat results a value of the outputs is."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
 
 
 def _place(item: Any, flat: list[Any]) -> Any:
     if not isinstance(item, fx.Node):
         return item
     flat.append(item)
-    return _Place(len(flat) - 1)
+    return Place(len(flat) - 1)
 
 
 def _split(graph: fx.Graph, before: fx.Graph, after: fx.Graph) -> list[fx.Node]:

@@ -165,7 +165,10 @@ def make(
         Decline: where the step cannot be recorded, or gives other numbers than autograd.
             Nothing has changed then but the parameters' `.grad`.
     """
-    if program.stock_calls or program.adds_losses:
+    if program.stock_calls:
+        layer = next(row.path for row in program.rows if not row.lowered)
+        raise Decline(Reason.NO_RULE, f"{layer} runs stock Keras")
+    if program.adds_losses:
         raise Decline(Reason.UNSUPPORTED, "a step with losses recorded on its layers")
     kind, inputs = _exactly(program.kind, args)
     states = list(_written(program))
