@@ -6,6 +6,7 @@ compiler matter, a stand-in takes its place that runs the graph as it is.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import keras
@@ -253,9 +254,34 @@ def test_a_wrong_compiler_is_noticed(turbo, monkeypatch):
     monkeypatch.setattr(compat, "inductor_compile", wrong)
     model = tm.mlp()
     model.compile("sgd", "mse", jit_compile=True)
-    with pytest.warns(RuntimeWarning, match="differed"):
+    reference = keras.models.clone_model(model)
+    reference.set_weights(model.get_weights())
+    reference.compile("sgd", "mse")
+    want = reference.fit(*tm.features(), shuffle=False, verbose=0).history
+    with pytest.warns(RuntimeWarning, match="a compiled step differed"):
+        got = model.fit(*tm.features(), shuffle=False, verbose=0).history
+    tm.assert_same(got, want)
+    assert model.__dict__["_keras_turbo_steps"].joints[True].entries
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_a_compiler_need_not_round_between_half_precision_operations(dtype, turbo, monkeypatch):
+    """An error that half precision explains is none there, and is noticed in single precision."""
+
+    def coarse(module, examples, how):
+        def run(*inputs):
+            scaled = lambda r: r * (1 + 4e-3) if r.is_floating_point() else r  # noqa: E731
+            return tuple(map(scaled, module(*inputs)))
+
+        return run
+
+    monkeypatch.setattr(compat, "inductor_compile", coarse)
+    model = tm.mlp(dtype=dtype)
+    model.compile("sgd", "mse", jit_compile=True)
+    noticed = pytest.warns(RuntimeWarning, match="a compiled step differed")
+    with noticed if dtype == "float32" else contextlib.nullcontext():
         model.fit(*tm.features(), verbose=0)
-    assert not model.__dict__["_keras_turbo_steps"].joints[True].entries
+    assert model.__dict__["_keras_turbo_steps"].joints[True].entries
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")

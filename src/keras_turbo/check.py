@@ -81,7 +81,11 @@ def _distrust(layer: Any, program: Any, problem: str) -> None:
 
 
 def difference(
-    outputs: Any, expected: Any, masks: list[Any] | None = None, scale: float = 1.0
+    outputs: Any,
+    expected: Any,
+    masks: list[Any] | None = None,
+    scale: float = 1.0,
+    least: float = 0.0,
 ) -> str | None:
     """How two results differ, or None if they are equal as the design defines equality.
 
@@ -90,6 +94,7 @@ def difference(
         expected: what they should be.
         masks: the outputs' masks, if they may have been taken off since.
         scale: a factor on the tolerances.
+        least: the smallest tolerance of numbers of any kind.
     """
     try:
         compat.tree.assert_same_structure(outputs, expected)
@@ -103,7 +108,7 @@ def difference(
             if got is not want and got != want:
                 return f"{got!r} instead of {want!r}"
             continue
-        problem = tensor_difference(got, want, scale)
+        problem = tensor_difference(got, want, scale, least)
         if problem is None:
             want_mask = getattr(want, "_keras_mask", None)
             if mask is None or want_mask is None:
@@ -115,13 +120,17 @@ def difference(
     return None
 
 
-def tensor_difference(got: torch.Tensor, want: torch.Tensor, scale: float = 1.0) -> str | None:
+def tensor_difference(
+    got: torch.Tensor, want: torch.Tensor, scale: float = 1.0, least: float = 0.0
+) -> str | None:
     """How two tensors differ beyond the tolerance of their dtype, or None."""
     for name in ("dtype", "shape", "device", "requires_grad"):
         if getattr(got, name) != getattr(want, name):
             return f"{name} {getattr(got, name)} instead of {getattr(want, name)}"
     error = max_error(got, want)
     tolerance = scale * TOLERANCE.get(want.dtype, 0.0)
+    if want.dtype in TOLERANCE:
+        tolerance = max(tolerance, least)
     if not error <= tolerance:
         return f"max|a-b| {error:.3g} beyond {tolerance:g}"
     return None
