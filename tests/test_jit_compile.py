@@ -75,6 +75,10 @@ def guide():
     )
 
 
+def classifier():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(1, activation="sigmoid")])
+
+
 def static_batch():
     """A convolutional network of one batch size, which predicts an image."""
     inputs = keras.Input(batch_shape=(16, 8, 8, 2))
@@ -145,6 +149,27 @@ def test_outputs_keep_their_containers(turbo, compilations):
     outputs = model.predict_on_batch(x[:16])
     assert type(outputs) is dict and list(outputs) == ["one", "two"]
     assert type(model.predict_step(torch.from_numpy(x[:16]))) is dict
+
+
+def test_shipped_metrics_that_cannot_be_traced_run_behind_a_compiled_step(turbo, compilations):
+    x, y = tm.features()
+    metrics = ["auc", keras.metrics.Precision(), "mae"]
+    model = both(classifier, (x, (y > 0).astype("float32")), "mse", metrics=metrics)
+    steps = model.__dict__["_keras_turbo_steps"].joints
+    assert [apart for _, apart in steps[True].entries] == [True]
+    assert len(compilations) == 3
+
+
+@pytest.mark.allow_fallback("UNSUPPORTED")
+def test_why_a_step_is_not_compiled_is_counted(turbo, compilations):
+    inputs = keras.Input((6,))
+    outputs = layers.Dense(1, activity_regularizer="l2")(inputs)
+    model = keras.Model(inputs, outputs, name="regular")
+    model.compile("sgd", "mse", jit_compile=True)
+    model.fit(*tm.features(32), batch_size=16, verbose=0)
+    why = "UNSUPPORTED: jit_compile: a step with losses recorded on its layers"
+    assert keras_turbo.fallbacks()["regular", why] == 1
+    assert not compilations
 
 
 @pytest.mark.parametrize("mode", ["train", "evaluate", "predict"])

@@ -18,12 +18,13 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from keras_turbo import check, compat, dispatch, emit, guard
+from keras_turbo import check, compat, dispatch, emit, fallback, guard
 from keras_turbo.fallback import Decline, Reason
 from keras_turbo.guard import MISS
 from keras_turbo.program import Program
 from keras_turbo.specs import CallKind, TensorKind, map_leaves
 from keras_turbo.training.below_autograd import simplify
+from keras_turbo.training.body import metrics_apart
 from keras_turbo.training.compiled import announced, compile_recorded, draws
 from keras_turbo.training.recording import record
 
@@ -68,8 +69,9 @@ class Joints:
         if count < enough or len(self.entries) >= MAX_JOINTS:
             return
         self.counts[key] = -1
-        # Metrics that run as written see whether the predictions have a gradient.
-        if training and (apart or not scales_plainly(model.optimizer)):
+        # Metrics of the user's own see whether the predictions have a gradient.
+        own = apart and metrics_apart(model)
+        if training and (own or not scales_plainly(model.optimizer)):
             return
         try:
             parameters = list(model.parameters()) if training else None
@@ -77,6 +79,8 @@ class Joints:
         except Decline as problem:
             # A copy without the traceback, which would keep the batch alive.
             self.declined[key] = Decline(problem.reason, problem.detail)
+            if compiled and not self.entries:
+                fallback.record(model, problem.reason, f"jit_compile: {problem.detail}")
         else:
             self.entries = ((entry, apart), *self.entries)
 
