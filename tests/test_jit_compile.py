@@ -124,6 +124,21 @@ def test_compiled_training_is_eager_training(case, turbo):
     assert dynamo is None or not dynamo.counters["frames"]
 
 
+def test_a_later_process_finds_compiled_code_on_disk(turbo):
+    from torch._dynamo.utils import counters
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.sin.default, (x,)),))
+    x = torch.randn(3, 5)
+    counters["inductor"].clear()
+    (result,) = compat.inductor_compile(torch.fx.GraphModule({}, graph), [x], {})(x)
+    torch.testing.assert_close(result, x.sin())
+    found = counters["inductor"]
+    assert found["fxgraph_cache_miss"] + found["fxgraph_cache_hit"] == 1
+    assert not found["fxgraph_cache_bypass"]
+
+
 @pytest.mark.parametrize("case", ["static_batch", "dictionary", "autoencoder", "masked"])
 def test_models_that_torch_compile_stumbles_over(case, turbo, compilations):
     if case == "static_batch":

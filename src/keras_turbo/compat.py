@@ -360,10 +360,16 @@ def inductor_compile(module: Any, examples: list[Any], how: dict[str, Any]) -> A
         how: `mode` and `options`, as `torch.compile` takes them.
     """
     from torch import _inductor
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = how.get("mode")
     chosen = _inductor.list_mode_options(mode) if mode else {}
-    return _inductor.compile(module, examples, {**chosen, **how.get("options", {})})
+    # Inductor finds in its cache on disk only what was traced with an environment of shapes.
+    shapes = ShapeEnv(assume_static_by_default=True)
+    with tracing(TracingContext(FakeTensorMode(shape_env=shapes))):
+        return _inductor.compile(module, examples, {**chosen, **how.get("options", {})})
 
 
 def storage_is_shared(tensor: torch.Tensor) -> bool:
