@@ -137,3 +137,43 @@ def test_both_training_flags_and_new_weights_are_two_graphs(turbo):
             want = model(x, training=training)
         torch.testing.assert_close(compiled(x, training), want)
     assert len(graphs) == 2
+
+
+def test_a_deep_model_is_one_graph_for_all_other_batch_sizes(turbo):
+    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3))
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for size in (3, 2, 4):
+        x = torch.randn(size, 32, 32, 3)
+        with torch.no_grad():
+            got = compiled(x)
+            with keras_turbo.stock():
+                want = model(x)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert len(graphs) == 2
+
+
+def test_around_a_stock_layer_the_rest_runs_as_programs(turbo):
+    class Own(layers.Layer):
+        def call(self, inputs):
+            return torch.sin(inputs)
+
+    keras_turbo.enable("on")
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), Own(name="own"), layers.Dense(2)])
+    randomize(model)
+    torch._dynamo.reset()
+    rows = {row.path.rpartition("/")[2]: row for row in keras_turbo.explain(model).rows}
+    assert [name for name, row in rows.items() if not row.lowered] == ["own"]
+    assert "NO_RULE" in rows["own"].reason
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(3, 6)
+    with keras_turbo.stock():
+        want = model(x)
+    torch.testing.assert_close(compiled(x), want)
+    assert model.layers[0]._keras_turbo.compiled and model.layers[2]._keras_turbo.compiled
