@@ -8,6 +8,7 @@ are long enough to be recorded.
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import keras
@@ -224,3 +225,29 @@ def test_steps_with_data_dependent_sizes_stay_with_autograd(monkeypatch, turbo):
     for _ in range(5):
         model.train_on_batch(*tm.features(16))
     assert not joints(model)
+
+
+def test_warnings_at_every_step_stay(monkeypatch, turbo):
+    """A mask that ends at a layer is warned of at each call, as by stock Keras."""
+
+    def count(record, stock=False):
+        monkeypatch.setattr(joint, "RECORD_AFTER", 1 if record else 10**6)
+        with tm.side(stock):
+            inputs = keras.Input((9,), dtype="int32")
+            x = layers.Embedding(11, 4, mask_zero=True)(inputs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x)))
+            model.compile("sgd", "mse")
+            ids, _ = tm.tokens(8)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                for _ in range(6):
+                    model.train_on_batch(ids, np.ones((8, 1), "float32"))
+        if not stock:
+            assert bool(joints(model)) is record
+        return sum("mask attached" in str(w.message) for w in seen)
+
+    assert count(False) == count(False, stock=True)
+    # Recording and comparing run the step twice more.
+    assert count(True) == count(False) + 2

@@ -8,7 +8,6 @@ import pytest
 import torch
 from keras import layers
 
-import keras_turbo
 from tests import training_models as tm
 from tests.training_models import assert_lowered, assert_same, state, trained_twice
 
@@ -57,12 +56,31 @@ def test_causal_transformer():
     assert_lowered(model)
 
 
-@pytest.mark.allow_fallback("NO_RULE")
-def test_lstm_with_l2_runs_as_before():
+def test_lstm_with_l2():
     x, y = tm.tokens()
     make = compiled(tm.lstm, CLASSES(from_logits=True), "adam", metrics=["accuracy"])
-    trained_twice(make, fit(x, y[:, 0] % 3, epochs=7))
-    assert keras_turbo.fallbacks()
+    model, *_ = trained_twice(make, fit(x, y[:, 0] % 3, epochs=7))
+    assert_lowered(model)
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_recurrent_text_classifier(kind):
+    """Padded tokens, two directions, dropout of units and of states: all in one step."""
+
+    def make():
+        stack = [
+            layers.Bidirectional(kind(4, return_sequences=True, dropout=0.2, seed=2)),
+            kind(5, recurrent_dropout=0.2, seed=3),
+        ]
+        start = [keras.Input((9,), dtype="int32"), layers.Embedding(11, 6, mask_zero=True)]
+        return keras.Sequential([*start, *stack, layers.Dense(3)])
+
+    x, y = tm.tokens()
+    model, *_ = trained_twice(
+        compiled(make, CLASSES(from_logits=True), "sgd", metrics=["accuracy"]),
+        fit(x, y[:, 0] % 3, epochs=7),
+    )
+    assert_lowered(model)
 
 
 @pytest.mark.parametrize("loss_weights", [None, [0.3, 2.0]])

@@ -87,7 +87,6 @@ def test_13_losses_and_metrics_ignore_padded_steps(stock):
     np.testing.assert_allclose(model.evaluate(tokens, other, verbose=0), got, rtol=1e-6)
 
 
-@pytest.mark.allow_fallback("MASK", "NO_RULE")
 def test_13_a_left_padded_lstm():
     model = keras.Sequential(
         [
@@ -101,6 +100,7 @@ def test_13_a_left_padded_lstm():
     got = agree(model, tokens)
     assert not got[:, :3].any()
     close(got[:, 3:], agree(model, tokens[:, 3:]), tolerance=MODEL_TOLERANCE)
+    assert_lowered(model)
 
 
 def test_13_a_mask_set_by_hand():

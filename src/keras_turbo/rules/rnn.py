@@ -124,7 +124,7 @@ def _around(
         if expected is not None and x.shape[0] != expected:
             raise Decline(Reason.SHAPE, "another batch size than the states have")
     run.states = _initial(run, initial, stateful)
-    if stateful and not (type(layer.cell) in _IN_ONE_PIECE and _through_backend(run)):
+    if stateful and not (hasattr(layer, "use_cudnn") and _through_backend(run)):
         # The states are written while a backward pass may still want to see them.
         run.states = compat.tree.map_structure(torch.clone, run.states)
     run.masks = rnn_cells.draw_masks(ctx, run.cell, x[:, 0], run.states)
@@ -138,9 +138,6 @@ def _around(
             ctx.assign(variable, value)
     output = _cast(every if run.sequences else last, dtype)
     return (output, *states) if ctx.read(layer, "return_state") else output
-
-
-_IN_ONE_PIECE = (layers.LSTMCell, layers.GRUCell)
 
 
 def _cast(item: Any, dtype: torch.dtype) -> Any:

@@ -52,8 +52,9 @@ def compile_recorded(
         Exception: whatever the compiler raises.
     """
     before, after = fx.Graph(), fx.Graph()
-    handed = _split(graph, before, after)
-    drawn = fx.GraphModule(dict(constants), before) if handed else None
+    _split(graph, before, after)
+    as_written = any(node.op == "call_function" for node in before.nodes)
+    drawn = fx.GraphModule(dict(constants), before) if as_written else None
     names = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
     standing = Standing([constants[name] for name in names])
     flat: list[Any] = []
@@ -87,42 +88,49 @@ def _place(item: Any, flat: list[Any]) -> Any:
     return Place(len(flat) - 1)
 
 
-def _split(graph: fx.Graph, before: fx.Graph, after: fx.Graph) -> list[fx.Node]:
+def _split(graph: fx.Graph, before: fx.Graph, after: fx.Graph) -> None:
     """Copy a graph in two: what runs as written, and what is compiled.
 
-    Returns:
-        The nodes of `graph` whose results `before` hands to `after`.
+    What `before` returns, `after` takes behind inputs and parameters.
     """
-    early: dict[fx.Node, fx.Node] = {}
     late: dict[fx.Node, fx.Node] = {}
-    handed: list[fx.Node] = []
-    nodes = list(graph.nodes)
-    for node in nodes:
-        if node.op == "placeholder":
-            early[node] = before.placeholder(node.name)
-            late[node] = after.placeholder(node.name)
-    for node in nodes:
-        if node.op == "get_attr":
-            early[node] = before.create_node("get_attr", str(node.target))
-            late[node] = after.placeholder(str(node.target))
-    draws = [n for n in nodes if n.op == "call_function" and _runs_as_written(n)]
-    for draw in draws:
-        for source in _ancestors(draw):
-            if source not in early:
-                early[source] = before.node_copy(source, lambda n: early[n])
-        early[draw] = before.node_copy(draw, lambda n: early[n])
+    for wanted in ("placeholder", "get_attr"):
+        for node in graph.nodes:
+            if node.op == wanted:
+                late[node] = after.placeholder(str(node.target))
+    for draw in _as_written(graph, before):
         late[draw] = after.placeholder(draw.name)
-        handed.append(draw)
-    before.output(tuple(early[draw] for draw in handed))
-    for node in nodes:
-        if node in late or node.target is attach_mask:
+    for node in graph.nodes:
+        in_python = node.op == "call_function" and not node.all_input_nodes
+        if node in late or node.target is attach_mask or (in_python and node.meta.get("effect")):
             continue
         if node.target is quotient:
             total, count = fx.map_arg(node.args, lambda n: late[n])  # type: ignore[misc]
             late[node] = _quotient(after, total, count)
         else:
             late[node] = after.node_copy(node, lambda n: late[n])
-    return handed
+
+
+def _as_written(graph: fx.Graph, before: fx.Graph) -> list[fx.Node]:
+    """Copy what runs as written; returns the nodes whose results the rest needs."""
+    early: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            early[node] = before.create_node(node.op, str(node.target))
+    needed = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        draws = _runs_as_written(node)
+        if draws:
+            needed.append(node)
+            for source in _ancestors(node):
+                if source not in early:
+                    early[source] = before.node_copy(source, lambda n: early[n])
+        if draws or (node.meta.get("effect") and not node.all_input_nodes):
+            early[node] = before.node_copy(node, lambda n: early[n])
+    before.output(tuple(early[draw] for draw in needed))
+    return needed
 
 
 def _runs_as_written(node: fx.Node) -> bool:

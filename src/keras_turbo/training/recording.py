@@ -153,9 +153,9 @@ class _Interpreter(fx.Interpreter):
         if n.op in ("placeholder", "get_attr", "output"):
             return super().run_node(n)
         own: Any = n.target
-        if n.op == "call_function" and not _is_known(own):
+        if n.op == "call_function" and not (_is_known(own) or _in_python(n)):
             raise Decline(Reason.UNSUPPORTED, "a function of the user's own")
-        if n.op == "call_function" and (getattr(own, "one_node", False) or own is attach_mask):
+        if n.op == "call_function" and _is_one_node(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             outputs = own(*args, **kwargs)
             if not isinstance(outputs, torch.Tensor) or not outputs.requires_grad:
@@ -168,6 +168,17 @@ class _Interpreter(fx.Interpreter):
         node = self.recorder.append(n.target, *names, outputs)  # type: ignore[misc]
         node.meta["effect"] = bool(n.meta.get("effect"))
         return outputs
+
+
+def _is_one_node(n: fx.Node) -> bool:
+    """Whether a node runs as it is: it draws numbers, or does something in Python."""
+    own: Any = n.target
+    return getattr(own, "one_node", False) or own is attach_mask or _in_python(n)
+
+
+def _in_python(n: fx.Node) -> bool:
+    """Whether a node is an effect of the call that has nothing to do with tensors."""
+    return bool(n.meta.get("effect")) and not n.all_input_nodes
 
 
 def _is_known(target: Any) -> bool:
