@@ -12,6 +12,11 @@ import torch
 
 from keras_turbo.rules import rnn_calls, rnn_kernels
 
+pytestmark = [
+    # Forward mode loads decompositions that torch itself deprecates.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning"),
+]
 GATES = {"lstm": 4, "gru": 3, "simple": 1}
 WANTED = {"all": slice(None), "outputs": slice(0, 1), "last": slice(1, 2)}
 

@@ -31,7 +31,7 @@ class Options:
 
     mode: str = "on"
     check: str = "first"
-    compile: Mapping[str, Any] = field(default_factory=dict)
+    compile: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def strict(self) -> bool:
