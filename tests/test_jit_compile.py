@@ -397,3 +397,16 @@ def test_mode_and_options_reach_the_compiler(compilations, turbo):
     with pytest.raises(ValueError, match="got fullgraph"):
         keras_turbo.enable(compile={"fullgraph": True})
     assert np.isfinite(model.predict(tm.features()[0], verbose=0)).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_a_stock_scope_gets_stock_keras_functions(turbo, compilations):
+    import keras_turbo
+
+    model = tm.mlp()
+    model.compile("sgd", "mse", jit_compile=True)
+    with keras_turbo.stock():
+        model.make_train_function()
+    assert hasattr(model.train_function, "_torchdynamo_orig_callable")
+    model.make_train_function(force=True)
+    assert not hasattr(model.train_function, "_torchdynamo_orig_callable")

@@ -251,3 +251,47 @@ def test_warnings_at_every_step_stay(monkeypatch, turbo):
     assert count(False) == count(False, stock=True)
     # Recording and comparing run the step twice more.
     assert count(True) == count(False) + 2
+
+
+def test_autocast_of_torch_reaches_autograd(monkeypatch, turbo):
+    """Recorded operations have the dtypes of the surroundings they were recorded in."""
+    results = []
+    for record in (True, False):
+        model, _ = trained("mlp", 4, monkeypatch, record)
+        x, y = (torch.tensor(a[:16]) for a in tm.features())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(4):
+                model.train_on_batch(x, y)
+        for _ in range(4):
+            model.train_on_batch(x, y)
+        assert bool(joints(model)) is record
+        results.append(tm.state(model))
+    for a, b in zip(results[0].values(), results[1].values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_step_under_no_grad_fails_as_before(monkeypatch, turbo):
+    model, _ = trained("mlp", 4, monkeypatch, True)
+    assert joints(model)
+    x, y = (torch.tensor(a[:16]) for a in tm.features())
+    before = model.get_weights()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
+        model.train_on_batch(x, y)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_parameters_that_begin_to_need_gradients_get_them(monkeypatch, turbo):
+    monkeypatch.setattr(joint, "RECORD_AFTER", 1)
+    model = tm.mlp()
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse")
+    x, y = (torch.tensor(a[:16]) for a in tm.features())
+    for _ in range(4):
+        model.train_on_batch(x, y)
+    assert joints(model)
+    kernel = model.layers[0].kernel.value
+    assert kernel.grad is None
+    kernel.requires_grad_(True)
+    model.train_on_batch(x, y)
+    assert kernel.grad is not None

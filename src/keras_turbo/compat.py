@@ -78,6 +78,7 @@ __all__ = [
     "Variable",
     "activations",
     "ambient",
+    "autograd_is_watched",
     "backend",
     "call_on_meta",
     "compiler_errors",
@@ -328,6 +329,15 @@ def compiler_errors() -> tuple[type[Exception], ...]:
     from torch._inductor.exc import InductorError
 
     return TorchDynamoException, InductorError
+
+
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def autograd_is_watched() -> bool:
+    """Whether saved-tensor hooks, anomaly mode or torch's autocast see or change a step."""
+    return _saved_tensors_hooks(True) is not None or torch.is_anomaly_enabled() or _any_autocast()
 
 
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError

@@ -66,7 +66,7 @@ def _as_rows(graph: fx.Graph, node: fx.Node, rows: dict[fx.Node, fx.Node]) -> fx
     target: Any = node.target
     if target is torch.embedding and not node.kwargs and len(args) == 2:
         return graph.call_function(target, (args[0], graph.call_method("reshape", (args[1], -1))))
-    if target is torch._C._nn.linear and not node.kwargs:
+    if target is torch._C._nn.linear and not node.kwargs and args[1].meta["metas"][0].numel():
         return _linear(graph, args, rows)
     x = args[0] if args else None
     if x not in rows:
@@ -159,9 +159,13 @@ class _Sizes:
                 self.known.setdefault(pair, (node, axis))
 
     def knows(self, node: fx.Node) -> bool:
-        """Whether all sizes but the last are known, and the last is a number."""
+        """Whether all sizes but the last are known, and the last is a number beyond 0."""
         *lead, last = _pairs(node)
-        return len(set(last)) == 1 and all(len(set(p)) == 1 or p in self.known for p in lead)
+        return (
+            len(set(last)) == 1
+            and last[0] > 0
+            and all(len(set(p)) == 1 or p in self.known for p in lead)
+        )
 
     def of(self, graph: fx.Graph, node: fx.Node) -> list[Any]:
         """The sizes of all axes but the last."""

@@ -13,21 +13,26 @@ from typing import Any
 import torch
 from torch import fx
 
+from keras_turbo.training.memory import Writes
+
 _SCALAR = frozenset({torch.mul, torch.div, torch.add, torch.sub, torch.neg})
 _SUMS = frozenset({torch.sum, torch.mean})
 
 
 def simplify_algebra(graph: fx.Graph) -> None:
     """Apply all rewrites, in one walk."""
+    writes = Writes(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or not _is_float(node):
+            continue
+        if not writes.settled(node, *node.all_input_nodes):
             continue
         if node.target in _SCALAR:
             _before_spreading(graph, node)
         if node.target in _SUMS:
-            _sign_after_sum(graph, node)
+            _sign_after_sum(graph, node, writes)
         if node.target is torch.mul:
-            _factor_to_the_smaller(graph, node)
+            _factor_to_the_smaller(graph, node, writes)
         if node.target is torch.where:
             _zero_once(graph, node)
 
@@ -51,10 +56,12 @@ def _before_spreading(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(spread)
 
 
-def _sign_after_sum(graph: fx.Graph, node: fx.Node) -> None:
+def _sign_after_sum(graph: fx.Graph, node: fx.Node, writes: Writes) -> None:
     """Rounding is symmetric: the sum of negated numbers is the negated sum."""
     inner: Any = node.args[0]
     if not isinstance(inner, fx.Node) or inner.target is not torch.neg or len(inner.users) != 1:
+        return
+    if not writes.settled(inner.args[0]):
         return
     node.args = (inner.args[0], *node.args[1:])
     with graph.inserting_after(node):
@@ -65,7 +72,7 @@ def _sign_after_sum(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(inner)
 
 
-def _factor_to_the_smaller(graph: fx.Graph, node: fx.Node) -> None:
+def _factor_to_the_smaller(graph: fx.Graph, node: fx.Node, writes: Writes) -> None:
     """A power of two scales the spread operand of a product instead of the large one."""
     operands: tuple[Any, ...] = node.args
     for spread, scaled in (operands[:2], operands[1::-1]):
@@ -79,6 +86,8 @@ def _factor_to_the_smaller(graph: fx.Graph, node: fx.Node) -> None:
         if len(spread.users) != 1 or _meta(large).shape != _meta(node).shape:
             continue
         source = spread.args[0]
+        if not writes.settled(large, source):
+            continue
         with graph.inserting_before(spread):
             small = graph.call_function(torch.mul, (source, factor))
         _like(small, source)

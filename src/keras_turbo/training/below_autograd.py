@@ -15,7 +15,8 @@ from torch import fx
 from keras_turbo import compat
 from keras_turbo.passes.in_place import reuse_without_gradients
 from keras_turbo.training.algebra import simplify_algebra
-from keras_turbo.training.reuse import VIEWS, held_once, reuse_gradients
+from keras_turbo.training.memory import VIEWS, Writes
+from keras_turbo.training.reuse import held_once, reuse_gradients
 
 
 def _words(text: str) -> frozenset[str]:
@@ -69,6 +70,12 @@ def _name(graph: fx.Graph, node: fx.Node) -> None:
     namespace, _, name = overload._schema.name.partition("::")
     node.meta["effect"] = overload._schema.is_mutable
     node.meta["name"] = name
+    written = [a for a in overload._schema.arguments if a.alias_info and a.alias_info.is_write]
+    taken = [a for a in overload._schema.arguments if not a.kwarg_only]
+    node.meta["writes"] = (
+        [i for i, a in enumerate(taken) if a in written],
+        [a.name for a in written],
+    )
     if namespace != "aten":
         return
     if name in _ALIASES:
@@ -135,9 +142,12 @@ _EMPTY = frozenset({"new_empty_strided", "empty_like"})
 def _fold(graph: fx.Graph, constants: dict[str, Any]) -> None:
     """Compute what is the same at every step: the gradient of a mean, say."""
     known: dict[fx.Node, torch.Tensor] = {}
+    writes = Writes(graph)
     with compat.outside_modes(), torch.no_grad():
         for node in graph.nodes:
             name = node.meta.get("name")
+            if not writes.settled(node):
+                continue
             if name in _FILLED and not isinstance(node.kwargs.get("fill_value"), fx.Node):
                 value = _filled(name, node)
             elif name in _FOLDABLE and all(source in known for source in node.all_input_nodes):

@@ -27,6 +27,8 @@ def making(stock: Callable[..., Any], mode: str) -> Callable[..., Any]:
     function_name, step_name = f"{mode}_function", f"{mode}_step"
 
     def make_function(self: Any, force: bool = False) -> Any:
+        if guard.thread_state.stock:
+            return stock(self, force=force)
         own = getattr(type(self), step_name) is getattr(compat.TorchTrainer, step_name)
         if own and step_name not in vars(self):
             # Not even asking for `torch.compile` saves loading it, which takes seconds.

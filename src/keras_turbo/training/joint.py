@@ -110,7 +110,7 @@ class JointProgram:
         kind: CallKind,
         graph: fx.Graph,
         constants: dict[str, Any],
-        watched: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
         compiled: Callable[..., Any] | None = None,
     ) -> None:
         self.owner: weakref.ref[Any] = program.owner
@@ -120,21 +120,29 @@ class JointProgram:
         self.final_training = program.final_training
         self.graph = graph
         self.code, inner = emit.without_gradients(graph, constants)
-        self.run = self.run_without_gradients = _with_checks(compiled or inner, watched)
+        watched = [p for p in parameters if p.requires_grad]
+        frozen = [p for p in parameters if not p.requires_grad]
+        self.run = self.run_without_gradients = _with_checks(compiled or inner, watched, frozen)
 
 
-def _with_checks(inner: Callable[..., Any], parameters: Sequence[torch.Tensor]) -> Any:
-    """A recorded step behind what must hold for its tensors beside sizes and dtypes."""
-    places = [parameter.data_ptr() for parameter in parameters]
-    watched = list(zip(parameters, places, strict=True))
-    saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-    anomaly = torch.is_anomaly_enabled
+def _with_checks(
+    inner: Callable[..., Any], watched: Sequence[torch.Tensor], frozen: Sequence[torch.Tensor]
+) -> Callable[..., Any]:
+    """A recorded step behind what must hold for its tensors beside sizes and dtypes.
+
+    Args:
+        inner: the recorded step.
+        watched: the parameters that it has gradients for.
+        frozen: the other parameters of the model, if there is a backward pass.
+    """
+    places = [(parameter, parameter.data_ptr()) for parameter in watched]
+    is_watched = compat.autograd_is_watched
 
     def run(*inputs: torch.Tensor) -> Any:
         for item in inputs:
             if item.requires_grad or not item.is_contiguous():
                 return MISS
-        for parameter, place in watched:
+        for parameter, place in places:
             if (
                 parameter._backward_hooks
                 or parameter.data_ptr() != place
@@ -142,9 +150,10 @@ def _with_checks(inner: Callable[..., Any], parameters: Sequence[torch.Tensor]) 
                 or parameter._post_accumulate_grad_hooks
             ):
                 return MISS
-        if saved_hooks(True) is not None or anomaly():
-            return MISS
-        return inner(*inputs)
+        for parameter in frozen:
+            if parameter.requires_grad:
+                return MISS
+        return MISS if is_watched() else inner(*inputs)
 
     return run
 
@@ -169,11 +178,7 @@ def make(
         Decline: where the step cannot be recorded, or gives other numbers than autograd.
             Nothing has changed then but the parameters' `.grad`.
     """
-    if program.stock_calls:
-        layer = next(row.path for row in program.rows if not row.lowered)
-        raise Decline(Reason.NO_RULE, f"{layer} runs stock Keras")
-    if program.adds_losses:
-        raise Decline(Reason.UNSUPPORTED, "a step with losses recorded on its layers")
+    _check(program)
     kind, inputs = _exactly(program.kind, args)
     states = list(_written(program))
     before = [state.detach().clone() for state in states]
@@ -191,23 +196,23 @@ def make(
         got = _results(outputs, grads, states)
         return check.difference(got, wanted, scale=scale, least=least)
 
-    watched = [p for p in parameters or () if p.requires_grad]
     try:
         graph, constants, expected = record(program, inputs, parameters)
-        wanted = _results(expected, [p.grad for p in parameters or ()], states)
+        known = list(parameters or ())
+        wanted = _results(expected, [p.grad for p in known], states)
         restore()
         recorded = fx.Graph()
         recorded.output(recorded.graph_copy(graph, {}))
         tolerances = _compiled_tolerances(graph)
         simplify(graph, constants)
-        entry = guard.compile_entry(JointProgram(program, kind, graph, constants, watched))
+        entry = guard.compile_entry(JointProgram(program, kind, graph, constants, known))
         problem = differs(entry)
         restore()
         faster = (
             _compile(recorded, constants, inputs, program) if compiled and not problem else None
         )
         if faster is not None:
-            other = JointProgram(program, kind, graph, constants, watched, faster)
+            other = JointProgram(program, kind, graph, constants, known, faster)
             compiled_entry = guard.compile_entry(other)
             # The compiler draws torch's own random numbers as it likes.
             wrong = None if draws(recorded) else differs(compiled_entry, *tolerances)
@@ -225,6 +230,17 @@ def make(
         _warn(f"a recorded training step differed from autograd ({problem}); it is not used.")
         raise Decline(Reason.MISMATCH, problem)
     return entry
+
+
+def _check(program: Program) -> None:
+    """Decline a step that is more than its program, or surroundings that change it."""
+    if compat.autograd_is_watched():
+        raise Decline(Reason.TRANSFORM, "hooks on saved tensors, anomaly mode or autocast")
+    if program.stock_calls:
+        layer = next(row.path for row in program.rows if not row.lowered)
+        raise Decline(Reason.NO_RULE, f"{layer} runs stock Keras")
+    if program.adds_losses:
+        raise Decline(Reason.UNSUPPORTED, "a step with losses recorded on its layers")
 
 
 def _warn(text: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-VIEWS = frozenset(["t", "view", "permute", "transpose", "unsqueeze", "squeeze"])
+from keras_turbo.training.memory import VIEWS
+
 Order = dict[fx.Node, int]
 _EITHER = {torch.mul: "mul_", torch.add: "add_"}
 _FIRST = {torch.div: "div_", torch.sub: "sub_", torch.neg: "neg_"}

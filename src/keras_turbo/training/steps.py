@@ -148,7 +148,7 @@ def _outputs(model: Any, data: Any, training: bool) -> Any:
 def _lookup(model: Any, cache: StepCache, args: Any, training: bool) -> Any:
     try:
         joints = cache.joints[training].entries
-        if joints and (not training or model.optimizer.loss_scale_factor is None):
+        if joints and (not training or _may_skip_autograd(model)):
             with torch.no_grad():
                 for entry, apart in joints:
                     outputs = entry(args, {})
@@ -170,6 +170,11 @@ def _lookup(model: Any, cache: StepCache, args: Any, training: bool) -> Any:
     if training or model.jit_compile:
         _seen(model, cache, program, apart, args, training)
     return outputs, apart
+
+
+def _may_skip_autograd(model: Any) -> bool:
+    """Whether a recorded step does what a backward pass of the plain loss would do."""
+    return model.optimizer.loss_scale_factor is None and torch.is_grad_enabled()
 
 
 def _seen(
