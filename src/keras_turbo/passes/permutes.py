@@ -11,21 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-# Functions of one tensor, and perhaps numbers, that treat every element alike.
-_ELEMENTWISE: frozenset[Any] = frozenset(
-    {
-        torch.relu,
-        torch.sigmoid,
-        torch.tanh,
-        torch._C._nn.gelu,
-        torch._C._nn.silu,
-        torch._C._nn.hardtanh,
-        torch._C._nn.hardswish,
-        torch._C._nn.hardsigmoid,
-        torch._C._nn.elu,
-        torch._C._nn.leaky_relu,
-    }
-)
+from keras_turbo.passes.elementwise import ELEMENTWISE
 
 
 def merge_permutes(graph: fx.Graph) -> None:
@@ -54,7 +40,7 @@ def _sink_below_elementwise(node: fx.Node) -> None:
     """Move a permute behind the elementwise operations that alone use its result."""
     while len(node.users) == 1:
         (user,) = node.users
-        if user.op != "call_function" or user.target not in _ELEMENTWISE or user.kwargs:
+        if user.op != "call_function" or user.target not in ELEMENTWISE or user.kwargs:
             return
         if user.args[0] is not node or any(isinstance(arg, fx.Node) for arg in user.args[1:]):
             return

@@ -14,19 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-_UNARY: frozenset[Any] = frozenset(
-    {
-        torch.relu,
-        torch.sigmoid,
-        torch.tanh,
-        torch._C._nn.gelu,
-        torch._C._nn.silu,
-        torch._C._nn.leaky_relu,
-        "relu_",
-        "sigmoid_",
-        "tanh_",
-    }
-)
+from keras_turbo.passes.elementwise import ELEMENTWISE
+
+_UNARY: frozenset[Any] = ELEMENTWISE | {"relu_", "sigmoid_", "tanh_"}
 _BINARY: frozenset[Any] = frozenset({torch.add, operator.add, "add_", torch.mul, operator.mul})
 
 

@@ -7,12 +7,16 @@ draw is one operator of ours, opaque to it, with the same numbers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+Draw = Callable[..., torch.Tensor]
 is_compiling = torch.compiler.is_compiling
+_DRAWS: dict[str, tuple[Draw, Draw]] = {}
+_operators: dict[str, Any] = {}
 
 
 def generator(state: torch.Tensor, draw: int) -> torch.Generator:
@@ -21,39 +25,34 @@ def generator(state: torch.Tensor, draw: int) -> torch.Generator:
     return torch.Generator(device=state.device).manual_seed((first + second + draw) & 0xFFFFFFFF)
 
 
-def _bernoulli(probabilities: torch.Tensor, state: torch.Tensor, draw: int) -> torch.Tensor:
+def _draw(meta: Callable[..., torch.Tensor]) -> Callable[[Draw], Draw]:
+    """Make a function one node of a program, and one operator where a compiler looks on.
+
+    Args:
+        meta: its result on meta tensors.
+    """
+
+    def decorate(function: Draw) -> Draw:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def draw(*args: Any) -> torch.Tensor:
+            return _operators[name](*args) if is_compiling() else function(*args)
+
+        draw.one_node, draw.meta = True, meta  # type: ignore[attr-defined]
+        _DRAWS[name] = function, meta
+        return draw
+
+    return decorate
+
+
+@_draw(lambda p, state, draw: torch.empty_like(p))
+def bernoulli(probabilities: torch.Tensor, state: torch.Tensor, draw: int) -> torch.Tensor:
+    """Ones with the given probabilities, drawn from a Keras seed state."""
     return torch.bernoulli(probabilities, generator=generator(state, draw))
 
 
-def bernoulli(probabilities: torch.Tensor, state: torch.Tensor, draw: int) -> torch.Tensor:
-    """Ones with the given probabilities, drawn from a Keras seed state."""
-    if is_compiling():
-        return _operators["bernoulli"](probabilities, state, draw)
-    return _bernoulli(probabilities, state, draw)
-
-
-bernoulli.one_node = True  # type: ignore[attr-defined]
-bernoulli.meta = lambda p, state, draw: torch.empty_like(p)  # type: ignore[attr-defined]
-
-
-def _normal(
-    like: torch.Tensor,
-    mean: float,
-    stddev: float,
-    dtype: torch.dtype,
-    state: torch.Tensor,
-    draw: int,
-) -> torch.Tensor:
-    return torch.normal(
-        mean,
-        stddev,
-        size=like.shape,
-        generator=generator(state, draw),
-        dtype=dtype,
-        device=like.device,
-    )
-
-
+@_draw(lambda like, mean, stddev, dtype, state, draw: torch.empty_like(like, dtype=dtype))
 def normal(
     like: torch.Tensor,
     mean: float,
@@ -63,23 +62,14 @@ def normal(
     draw: int,
 ) -> torch.Tensor:
     """Normal numbers of a tensor's shape, drawn from a Keras seed state."""
-    if is_compiling():
-        return _operators["normal"](like, mean, stddev, dtype, state, draw)
-    return _normal(like, mean, stddev, dtype, state, draw)
-
-
-normal.one_node = True  # type: ignore[attr-defined]
-normal.meta = (  # type: ignore[attr-defined]
-    lambda like, mean, stddev, dtype, state, draw: torch.empty_like(like, dtype=dtype)
-)
-
-_DRAWS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "bernoulli": (_bernoulli, bernoulli.meta),  # type: ignore[attr-defined]
-    "normal": (_normal, normal.meta),  # type: ignore[attr-defined]
-}
-
-
-_operators: dict[str, Any] = {}
+    return torch.normal(
+        mean,
+        stddev,
+        size=like.shape,
+        generator=generator(state, draw),
+        dtype=dtype,
+        device=like.device,
+    )
 
 
 def register() -> None:

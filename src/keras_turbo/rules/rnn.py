@@ -25,63 +25,6 @@ __all__ = ["rnn_cells", "rnn_wrappers"]
 Inner = Callable[..., Any]
 
 
-@rule(
-    layers.RNN,
-    layers.ConvLSTM1D,
-    layers.ConvLSTM2D,
-    layers.ConvLSTM3D,
-)
-def rnn(
-    ctx: Any,
-    layer: Any,
-    sequences: Any,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
-    """A loop over any cell that has a rule."""
-    return _around(ctx, layer, sequences, initial_state, mask, training, _by_cell)
-
-
-@rule(layers.LSTM)
-def lstm(
-    ctx: Any,
-    layer: Any,
-    sequences: Any,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
-    """A long short-term memory."""
-    return _around(ctx, layer, sequences, initial_state, mask, training, _lstm)
-
-
-@rule(layers.GRU)
-def gru(
-    ctx: Any,
-    layer: Any,
-    sequences: Any,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
-    """A gated recurrence."""
-    return _around(ctx, layer, sequences, initial_state, mask, training, _gru)
-
-
-@rule(layers.SimpleRNN)
-def simple_rnn(
-    ctx: Any,
-    layer: Any,
-    sequences: Any,
-    initial_state: Any = None,
-    mask: Any = None,
-    training: Any = False,
-) -> Any:
-    """A fully connected recurrence."""
-    return _around(ctx, layer, sequences, initial_state, mask, training, _simple)
-
-
 class Run:
     """One call of a recurrent layer, as its loop sees it.
 
@@ -361,3 +304,25 @@ def _gru_step(run: Run) -> Any:
         return h, [h]
 
     return step
+
+
+def _register(inner: Inner, *classes: type) -> None:
+    """Register the rule of recurrent layers whose loop is `inner`."""
+
+    @rule(*classes)
+    def recurrence(
+        ctx: Any,
+        layer: Any,
+        sequences: Any,
+        initial_state: Any = None,
+        mask: Any = None,
+        training: Any = False,
+    ) -> Any:
+        """All time steps of a recurrent layer."""
+        return _around(ctx, layer, sequences, initial_state, mask, training, inner)
+
+
+_register(_by_cell, layers.RNN, layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D)
+_register(_lstm, layers.LSTM)
+_register(_gru, layers.GRU)
+_register(_simple, layers.SimpleRNN)
